@@ -1,0 +1,1 @@
+"""`llmgw ctl`: speaks HTTPS to the plane and nothing else."""

@@ -1,0 +1,1 @@
+"""The control plane: inventory, placement, reconciling, traffic, the admin API and page."""

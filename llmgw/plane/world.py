@@ -1,0 +1,241 @@
+"""What the plane knows and wants, as one frozen value (D5).
+
+A `World` is replaced, never changed; the one that counts lies in a `Cell` with a single writer. Times
+named `*_at` are the plane's monotonic clock in seconds, at receipt (D1); times named `*_clock` are
+Unix seconds and only ever shown. Pure: no I/O, no clock, no log.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import attrs
+from immutables import Map
+from msgspec import Struct
+
+from llmgw.wire.agent import Register, ShardStatus
+from llmgw.wire.facts import (
+    GpuLoad,
+    GpuProcess,
+    HostLoad,
+    ModelName,
+    NodeId,
+    PortLoad,
+    Problem,
+    ReplicaId,
+    Resources,
+    ShardId,
+    ShardLoad,
+    ShardSpec,
+    ShardState,
+)
+
+# --- wanted --------------------------------------------------------------------------------------------
+
+
+class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model is to be run: engine, arguments and what one shard needs.
+
+    `source` is where the weights are; `nodes` is the number of shards of a replica.
+    """
+
+    engine: str
+    source: str
+    engine_version: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    resources: Resources = Resources()
+    context: int | None = None
+    nodes: int = 1
+    ready_within: float = 900.0
+    grace: float = 30.0
+    labels: dict[str, str] = {}  # a node must have these
+
+
+class Model(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model somebody wants served, by so many replicas. `revision` grows with every change of its profile."""
+
+    name: ModelName
+    profile: Profile
+    replicas: int = 1
+    revision: int = 1
+
+
+# --- nodes ---------------------------------------------------------------------------------------------
+
+
+class Stage(StrEnum):
+    """What silence makes of a node (D1). EXPECTED: known from the store, not yet heard of since we started (D3)."""
+
+    EXPECTED = "expected"
+    READY = "ready"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+
+
+@attrs.frozen
+class OpenProblem:
+    """A problem that is there now, and since when (B3)."""
+
+    problem: Problem
+    first_at: float
+    last_at: float
+    first_clock: float
+    acknowledged_until: float | None = None
+
+
+@attrs.frozen
+class Reading:
+    """The last counters of a port and the rates between it and the one before (B5): per second, by counter name."""
+
+    load: PortLoad
+    at: float
+    rates: Map[str, float | None] = Map()
+
+
+@attrs.frozen
+class Node:
+    """A machine as the plane knows it: what it registered, freshened by heartbeats, and what silence made of it.
+
+    `facts` is the last Register with every list that a heartbeat gave since put in its place.
+    """
+
+    id: NodeId
+    stage: Stage
+    stage_at: float
+    facts: Register | None = None
+    facts_at: float | None = None
+    connected: bool = False
+    stream: int = 0  # which stream speaks for the node: the newest one (A6)
+    heard_at: float | None = None
+    peer_address: str = ""  # where its stream comes from
+    cordoned: bool = False
+    draining: bool = False
+    labels: Map[str, str] = Map()
+    load: HostLoad | None = None
+    shard_loads: Map[ShardId, ShardLoad] = Map()
+    gpu_loads: Map[str, GpuLoad] = Map()
+    gpu_processes: tuple[GpuProcess, ...] = ()
+    ports: Map[tuple[str, int], Reading] = Map()
+    problems: Map[tuple[str, str], OpenProblem] = Map()  # by (subject, code)
+
+    @property
+    def address(self) -> str:
+        """Where engines on this node are reached."""
+        return (self.facts.address if self.facts else "") or self.peer_address
+
+    @property
+    def version(self) -> str:
+        return self.facts.version if self.facts else ""
+
+
+# --- shards --------------------------------------------------------------------------------------------
+
+
+class Want(StrEnum):
+    """What the plane wants of a shard it placed."""
+
+    RUN = "run"
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+@attrs.frozen
+class Failure:
+    """How an attempt ended; the first one of a crash loop is kept beside the last."""
+
+    generation: int
+    clock: float
+    exit_code: int | None
+    signal: str
+    cause: str
+    lines: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Shard:
+    """One part of a replica: where it is placed, at which generation, and what was last heard of it.
+
+    Placement (`node`, `generation`, `want`, `spec`, the failures) is stored before any command is sent, so
+    that no crash can make two live generations (D4). `status` is the node's own word and is not stored.
+    """
+
+    id: ShardId
+    replica: ReplicaId
+    model: ModelName
+    rank: int
+    node: NodeId
+    generation: int
+    spec: ShardSpec
+    revision: int  # of the model's profile it was made from
+    want: Want = Want.RUN
+    why: str = ""
+    placed_clock: float = 0.0
+    status: ShardStatus | None = None
+    status_at: float | None = None
+    ready_at: float | None = None
+    restarts: int = 0
+    not_before: float | None = None  # back-off: no new attempt earlier (monotonic)
+    first_failure: Failure | None = None
+    last_failure: Failure | None = None
+
+    @property
+    def state(self) -> ShardState:
+        """The node's word for this generation; STARTING until it said something."""
+        if self.status is None or self.status.generation != self.generation:
+            return ShardState.STARTING
+        return self.status.state
+
+
+@attrs.frozen
+class Stray:
+    """A running shard that no placement claims, or an old generation: to be stopped (A7, D4)."""
+
+    node: NodeId
+    status: ShardStatus
+
+
+@attrs.frozen
+class Frozen:
+    """Why no loss is decided now (D2, D3), since when, and until when if nothing new comes."""
+
+    reason: str
+    at: float
+    until: float
+
+
+@attrs.frozen
+class World:
+    """Everything. `version` grows with each change that matters to placement or routes, not with load."""
+
+    nodes: Map[NodeId, Node] = Map()
+    models: Map[ModelName, Model] = Map()
+    shards: Map[ShardId, Shard] = Map()
+    strays: Map[tuple[NodeId, ShardId], Stray] = Map()
+    unplaced: Map[ModelName, Unplaced] = Map()
+    frozen: Frozen | None = None
+    settling_until: float | None = None  # D3: nothing is placed before, unless all have returned
+    version: int = 0
+
+
+@attrs.frozen
+class Reason:
+    """Why one node does not take a shard: which check, the value there, what it would have to be, how old the fact is."""
+
+    node: NodeId
+    check: str
+    value: str
+    needed: str
+    age: float | None = None  # seconds
+    text: str = ""
+
+
+@attrs.frozen
+class Unplaced:
+    """A model that has fewer replicas placed than wanted, and why (D7)."""
+
+    model: ModelName
+    wanted: int
+    placed: int
+    reasons: tuple[Reason, ...] = ()
+    smallest_change: str = ""

@@ -1,0 +1,1 @@
+"""What agents and planes say to each other."""
