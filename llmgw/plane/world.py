@@ -220,7 +220,7 @@ class World:
 
 @attrs.frozen
 class Reason:
-    """Why one node does not take a shard: which check, the value there, what it would have to be, how old the fact is."""
+    """Why one node does not take a shard: the check, the value there, the value needed, the age of the fact."""
 
     node: NodeId
     check: str
