@@ -22,7 +22,7 @@ class Backoff:
     stable: float = 120.0
 
     def delay(self, attempt: int, roll: float, *, retry_after: float = 0.0) -> float:
-        """The delay before try number `attempt` (the first is 0). `roll` is a random number in [0, 1).
+        """The delay before retry number `attempt` (the first is 0). `roll` is a random number in [0, 1).
 
         A `retry_after` that the other side gave is waited for in full, and jitter comes on top.
         """
@@ -30,5 +30,5 @@ class Backoff:
         return max(0.0, retry_after) + roll * max(0.0, bound)
 
     def after(self, attempt: int, held: float) -> int:
-        """The number of the next try after one that held for `held` seconds."""
+        """The number of the next retry after a try that held for `held` seconds; start with -1."""
         return 0 if held >= self.stable else attempt + 1

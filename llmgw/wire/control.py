@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -329,3 +329,18 @@ ControlMessage = (
     | FetchWeights
     | Requests
 )
+
+
+def reply_type(request: Request[R]) -> type[R]:
+    """The type that a request's reply has, from its class line."""
+    # types.get_original_bases came with Python 3.12
+    for base in getattr(type(request), "__orig_bases__", ()):
+        for argument in get_args(base):
+            if isinstance(argument, type):
+                return argument
+    raise TypeError(f"{type(request).__name__} names no reply type")
+
+
+def tag_of(frame: Struct) -> str:
+    """A frame's kind as it stands on the wire."""
+    return str(frame.__struct_config__.tag)

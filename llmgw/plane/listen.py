@@ -1,0 +1,229 @@
+"""The agents' listener: who may open a stream, and what happens to the rest (A1-A6).
+
+TLS is ours to do: the web servers never show a client's certificate, and the certificate decides who a node is.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import attrs
+import structlog
+import trio
+import trio_websocket as ws
+
+from llmgw import __version__
+from llmgw.cell import Cell
+from llmgw.plane.agents import Attachments, Hub
+from llmgw.plane.stream import AgentStream, Ended, Timing, first_register, refusal, say_goodbye
+from llmgw.tls import Peer, peer_of
+from llmgw.wire.agent import Register
+from llmgw.wire.codec import MOST_BYTES_STRANGER
+from llmgw.wire.control import ControlMessage, Registered, Renewed
+from llmgw.wire.facts import NodeId
+from llmgw.wire.stream import Closed, Frames, WebSocketFrames
+
+log = structlog.get_logger("llmgw.listen")
+
+#: Longest single WebSocket message of a verified agent: longer frames come in parts (A13).
+MESSAGE_BYTES = 1 << 20
+#: Connections in TLS or WebSocket handshake at one time; further ones wait in the kernel's queue.
+HANDSHAKES = 64
+HANDSHAKE_WITHIN = 15.0
+
+
+@attrs.frozen
+class Leading:
+    """This plane leads; `epoch` fences earlier leaders off."""
+
+    epoch: int
+
+
+@attrs.frozen
+class Standby:
+    """Another plane leads, at `leader` when that is known (A2)."""
+
+    leader: str = ""
+
+
+class Greeter(Attachments, Protocol):
+    """The fleet, as the listener needs it."""
+
+    def greeting(self, node: NodeId) -> tuple[ControlMessage, ...]:
+        """What follows the acknowledgement of a Register, in order (A7)."""
+        ...
+
+
+class Certificates(Protocol):
+    """Who may come, and who gets a new certificate."""
+
+    def refused(self, peer: Peer) -> str:
+        """Why this certificate's holder is refused: revoked or deleted; "" when it is welcome."""
+        ...
+
+    async def renew(self, node: str, csr: str, presented: Peer) -> Renewed: ...
+
+
+Join = Callable[[Frames, str], Awaitable[None]]
+
+
+@attrs.define
+class Listener:
+    """Accepts agents. `context` is None only in the insecure mode, which config allows on loopback alone (A1)."""
+
+    hub: Hub
+    fleet: Greeter
+    certificates: Certificates
+    join: Join
+    standing: Cell[Leading | Standby]
+    context: Callable[[], ssl.SSLContext] | None
+    name: str = "plane"
+    heartbeat: Callable[[], float] = lambda: 5.0
+    timing: Timing = attrs.field(factory=Timing)
+    _handshakes: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(HANDSHAKES))
+
+    async def serve(
+        self,
+        listeners: Sequence[trio.SocketListener],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept until cancelled. Every connection is its own nursery's business and none can end another."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, self._connection, list(listeners))
+            task_status.started()
+
+    async def _connection(self, socket: trio.SocketStream) -> None:
+        address = _address(socket)
+        try:
+            await self._greet(socket, address)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError, trio.TooSlowError, ws.HandshakeError):
+            log.debug("connection ended during its handshake", address=address)
+        except Exception:
+            # The edge of one connection: its failure must not become the fleet's.
+            log.exception("connection failed", address=address)
+        finally:
+            await trio.aclose_forcefully(socket)
+
+    async def _greet(self, socket: trio.SocketStream, address: str) -> None:
+        stream: trio.abc.Stream = socket
+        peer: Peer | None = None
+        if self.context is not None:
+            secure = trio.SSLStream(socket, self.context(), server_side=True, https_compatible=True)
+            try:
+                async with self._handshakes:
+                    with trio.fail_after(HANDSHAKE_WITHIN):
+                        await secure.do_handshake()
+            except trio.BrokenResourceError as error:
+                log.warning("TLS refused", address=address, error=str(error.__cause__ or error))
+                return
+            peer, stream = peer_of(secure), secure
+        limit = MESSAGE_BYTES if peer is not None or self.context is None else MOST_BYTES_STRANGER
+        async with _websocket(stream, limit) as (path, frames):
+            try:
+                if path == "/join":
+                    self._led()
+                    await self.join(frames, address)
+                elif path == "/agent":
+                    await self._agent(frames, peer, address)
+                else:
+                    raise refusal("protocol", f"nothing is served at {path!r} here; agents use /agent")
+            except Ended as ended:
+                log.warning("agent refused", address=address, code=ended.goodbye.code, reason=str(ended))
+                await say_goodbye(frames, ended.goodbye)
+            except Closed as closed:
+                log.info("agent went away", address=address, reason=str(closed))
+
+    def _led(self) -> int:
+        standing = self.standing.value
+        if isinstance(standing, Standby):
+            where = f"; the leader is {standing.leader}" if standing.leader else ""
+            raise refusal("not-leader", f"this plane stands by{where}", leader=standing.leader, retry_after=1.0)
+        return standing.epoch
+
+    async def _agent(self, frames: Frames, peer: Peer | None, address: str) -> None:
+        epoch = self._led()
+        if self.context is not None:
+            self._verified(peer)
+        register = await first_register(frames, self.timing.register_within)
+        if peer is not None and peer.name != register.node:
+            log.warning("identity mismatch", certificate=peer.name, register=register.node, address=address)
+            raise refusal(
+                "identity",
+                f"the certificate says {peer.name!r} and the Register says {register.node!r}",
+                retry_after=30,
+            )
+        if register.epoch > epoch:
+            raise refusal(
+                "not-leader",
+                f"{register.node} has obeyed epoch {register.epoch}; this plane has {epoch} and is out of date",
+                retry_after=30,
+            )
+        await self._stream(frames, register, peer, address, epoch)
+
+    def _verified(self, peer: Peer | None) -> None:
+        if peer is None:
+            raise refusal("identity", "no certificate was presented: join first (`llmgw-node join`)", retry_after=30)
+        if peer.role != "node":
+            raise refusal("identity", f"the certificate of {peer.name!r} is for a {peer.role}, not for a node")
+        if why := self.certificates.refused(peer):
+            raise refusal("revoked", why, retry_after=60)
+
+    async def _stream(self, frames: Frames, register: Register, peer: Peer | None, address: str, epoch: int) -> None:
+        stream = AgentStream(frames, register, number=self.hub.number(), address=address, timing=self.timing)
+
+        async def renew(csr: str) -> Renewed:
+            if peer is None:
+                return Renewed(error="this plane runs without certificates")
+            return await self.certificates.renew(register.node, csr, peer)
+
+        with self.hub.attached(stream):
+            # In this order (A7): the acknowledgement, what to install, what to stop.
+            stream.tell(Registered(plane=self.name, version=__version__, epoch=epoch, heartbeat=self.heartbeat()))
+            self.fleet.heard(stream.node, stream.number, register)
+            for command in self.fleet.greeting(stream.node):
+                stream.tell(command)
+            log.info("agent registered", node=stream.node, address=address, version=stream.version)
+            goodbye = await stream.run(self.fleet, renew)
+        if goodbye is not None:
+            raise Ended(goodbye)
+
+
+@asynccontextmanager
+async def _websocket(stream: trio.abc.Stream, limit: int) -> AsyncIterator[tuple[str, Frames]]:
+    """The WebSocket's path and its frames. Its reader lives and dies with the block, and errors come out bare."""
+    try:
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(HANDSHAKE_WITHIN):
+                request = await ws.wrap_server_stream(
+                    nursery, stream, message_queue_size=16, max_message_size=limit, disconnect_timeout=2
+                )
+                connection = await request.accept()
+            yield request.path, WebSocketFrames(connection)
+            with trio.move_on_after(2, shield=True):
+                await connection.aclose()
+            nursery.cancel_scope.cancel()
+    except* (
+        trio.BrokenResourceError,
+        trio.ClosedResourceError,
+        trio.TooSlowError,
+        ws.ConnectionClosed,
+        ws.HandshakeError,
+    ):
+        pass  # the peer left; whoever was reading has heard of it as Closed
+
+
+def _address(socket: trio.SocketStream) -> str:
+    try:
+        name = socket.socket.getpeername()
+    except OSError:
+        return "an address that is gone already"
+    return str(name[0]) if isinstance(name, tuple) else "a local socket"
+
+
+async def listen(host: str, port: int, backlog: int = 1024) -> list[trio.SocketListener]:
+    """Listeners on an address. Raises OSError; the caller says for what it was."""
+    return await trio.open_tcp_listeners(port, host=host or None, backlog=backlog)

@@ -1,0 +1,509 @@
+"""What the admin API answers: the values that the plane encodes as JSON and `llmgw ctl` and the page read.
+
+Every key of these objects is always there; fields are only ever added, each with a default, so a client of
+another version reads what it knows. Ages and durations are seconds and are counted on the plane; `*_clock`
+is Unix seconds, only ever shown. Objects taken over from a node's own facts (interfaces, disks, imex,
+managers, progress) leave out what is empty or unknown.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmgw.wire.facts import Disk, EngineInstall, Imex, Interface, PortManagers, Weights
+
+#: The version of the API, in its path and in every answer.
+API = 1
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+class ApiError(Struct, frozen=True, kw_only=True):
+    """What went wrong, in words, with a stable `code` for programs and what to do about it."""
+
+    code: str = "error"
+    message: str = ""
+    remedy: str = ""
+
+
+class ErrorReply(Struct, frozen=True, kw_only=True):
+    error: ApiError = ApiError()
+
+
+# --- problems ----------------------------------------------------------------------------------------
+
+
+class ProblemView(Struct, frozen=True, kw_only=True):
+    """Something wrong now. `age` since it was first seen; `acknowledged_for` what is left of an acknowledgement."""
+
+    node: str = ""
+    subject: str = ""
+    code: str = ""
+    grade: str = ""
+    text: str = ""
+    remedy: str = ""
+    age: float = 0.0
+    first_clock: float = 0.0
+    acknowledged_for: float | None = None
+
+
+class ProblemsReply(Struct, frozen=True, kw_only=True):
+    api: int = API
+    problems: tuple[ProblemView, ...] = ()
+
+
+# --- shards and replicas -------------------------------------------------------------------------------
+
+
+class FailureView(Struct, frozen=True, kw_only=True):
+    """How one attempt ended."""
+
+    generation: int = 0
+    clock: float = 0.0
+    exit_code: int | None = None
+    signal: str = ""
+    cause: str = ""
+    lines: tuple[str, ...] = ()
+
+
+class ProgressView(Struct, frozen=True, kw_only=True):
+    what: str = ""
+    done: int = 0
+    total: int | None = None
+
+
+class ShardView(Struct, frozen=True, kw_only=True):
+    """One engine process of a replica: where, in which state, since when, and what it uses.
+
+    `want` is what the plane wants of it ("run", "drain", "stop"); `retry_in` is how long a restart still
+    waits. `cpu_percent` is of one thread, so may pass 100.
+    """
+
+    shard: str = ""
+    replica: str = ""
+    model: str = ""
+    rank: int = 0
+    node: str = ""
+    engine: str = ""
+    generation: int = 0
+    want: str = "run"
+    why: str = ""
+    state: str = "starting"
+    detail: str = ""
+    state_age: float | None = None
+    ready_age: float | None = None
+    placed_clock: float = 0.0
+    address: str = ""
+    port: int | None = None
+    pid: int | None = None
+    adopted: bool = False
+    gpus: tuple[str, ...] = ()
+    cpu_percent: float | None = None
+    rss_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    restarts: int = 0
+    retry_in: float | None = None
+    progress: ProgressView | None = None
+    first_failure: FailureView | None = None
+    last_failure: FailureView | None = None
+    command: tuple[str, ...] = ()
+
+
+class ReplicaView(Struct, frozen=True, kw_only=True):
+    """One running copy of a model. `state` is that of its slowest shard; `in_flight` the gateway's requests to it."""
+
+    replica: str = ""
+    model: str = ""
+    state: str = "starting"
+    nodes: tuple[str, ...] = ()
+    address: str = ""
+    port: int | None = None
+    age: float | None = None
+    ready_age: float | None = None
+    restarts: int = 0
+    cause: str = ""
+    in_flight: int | None = None
+    shards: tuple[ShardView, ...] = ()
+
+
+class ReplicasReply(Struct, frozen=True, kw_only=True):
+    api: int = API
+    replicas: tuple[ReplicaView, ...] = ()
+
+
+# --- models ------------------------------------------------------------------------------------------
+
+
+class ModelView(Struct, frozen=True, kw_only=True):
+    """A wanted model: how many replicas are wanted, placed and ready, and what keeps the rest away."""
+
+    model: str = ""
+    engine: str = ""
+    source: str = ""
+    revision: int = 0
+    wanted: int = 0
+    placed: int = 0
+    ready: int = 0
+    nodes_each: int = 1
+    gpus_each: int = 0
+    reason: str = ""
+    smallest_change: str = ""
+
+
+class ModelsReply(Struct, frozen=True, kw_only=True):
+    api: int = API
+    models: tuple[ModelView, ...] = ()
+
+
+class ReasonView(Struct, frozen=True, kw_only=True):
+    """Why one node does not take a shard: the check, the value there, the value needed, the fact's age."""
+
+    node: str = ""
+    check: str = ""
+    value: str = ""
+    needed: str = ""
+    age: float | None = None
+    text: str = ""
+
+
+class WhyReply(Struct, frozen=True, kw_only=True):
+    """Why a model is not fully placed or not ready. `waiting` is what holds the whole plane back, if anything."""
+
+    api: int = API
+    model: str = ""
+    wanted: int = 0
+    placed: int = 0
+    ready: int = 0
+    waiting: str = ""
+    reasons: tuple[ReasonView, ...] = ()
+    smallest_change: str = ""
+    replicas: tuple[ReplicaView, ...] = ()
+
+
+class ApplyReply(Struct, frozen=True, kw_only=True):
+    """What an apply changes, or with `dry_run` would change: model names."""
+
+    api: int = API
+    dry_run: bool = False
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+
+
+# --- nodes -------------------------------------------------------------------------------------------
+
+
+class NodeRow(Struct, frozen=True, kw_only=True):
+    """A node in one line. `problems` counts open, unacknowledged ones by grade.
+
+    `stage`: "expected", "ready", "unreachable" or "lost"; `heard_age` is the silence so far.
+    """
+
+    node: str = ""
+    stage: str = ""
+    stage_age: float = 0.0
+    connected: bool = False
+    heard_age: float | None = None
+    address: str = ""
+    version: str = ""
+    cordoned: bool = False
+    draining: bool = False
+    labels: dict[str, str] = {}
+    cpu_threads: int | None = None
+    cpu_percent: float | None = None
+    load1: float | None = None
+    memory_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    gpus: int = 0
+    gpu_names: tuple[str, ...] = ()
+    gpu_memory_bytes: int | None = None
+    gpu_memory_used_bytes: int | None = None
+    ports: int = 0
+    ports_active: int = 0
+    engines: tuple[EngineInstall, ...] = ()
+    shards: int = 0
+    shards_ready: int = 0
+    problems: dict[str, int] = {}
+
+
+class NodesReply(Struct, frozen=True, kw_only=True):
+    api: int = API
+    nodes: tuple[NodeRow, ...] = ()
+
+
+class GpuProcessView(Struct, frozen=True, kw_only=True):
+    """A process on a GPU; `shard` is "" for a foreign one. Memory is null where the driver hides it."""
+
+    pid: int = 0
+    name: str = ""
+    memory_bytes: int | None = None
+    shard: str = ""
+
+
+class GpuView(Struct, frozen=True, kw_only=True):
+    """A GPU: its facts, and three numbers side by side: memory reserved by placement, measured, foreign."""
+
+    uuid: str = ""
+    index: int | None = None
+    name: str = ""
+    pci: str = ""
+    serial: str = ""
+    memory_bytes: int | None = None
+    reserved_bytes: int = 0
+    used_bytes: int | None = None
+    foreign_bytes: int = 0
+    unified_memory: bool = False
+    compute_capability: tuple[int, int] | None = None
+    mig_enabled: bool | None = None
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    throttle: int | None = None
+    pcie_gen: int | None = None
+    pcie_gen_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    ecc_uncorrected: int | None = None
+    ecc_corrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    nvlinks: int | None = None
+    nvlinks_up: int | None = None
+    nvlink_errors: int | None = None
+    nvlink_state: str = ""
+    nvlink_domain: str = ""
+    nvlink_healthy: bool | None = None
+    shards: tuple[str, ...] = ()
+    processes: tuple[GpuProcessView, ...] = ()
+    unreadable: str = ""
+
+
+class GidView(Struct, frozen=True, kw_only=True):
+    index: int = 0
+    gid: str = ""
+    type: str = ""
+    netdev: str = ""
+
+
+class PortView(Struct, frozen=True, kw_only=True):
+    """A port of an RDMA adapter. `rates` are counters per second: null where no rate can be told."""
+
+    device: str = ""
+    number: int = 1
+    kind: str = ""
+    role: str = ""
+    rail: int | None = None
+    fabric: str = ""
+    state: str = ""
+    physical_state: str = ""
+    rate_gbps: float | None = None
+    rate_text: str = ""
+    link_layer: str = ""
+    netdev: str = ""
+    mtu: int | None = None
+    lid: int | None = None
+    sm_lid: int | None = None
+    port_guid: str = ""
+    pci: str = ""
+    numa_node: int | None = None
+    pcie_gen: int | None = None
+    pcie_gen_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    driver: str = ""
+    firmware: str = ""
+    board: str = ""
+    received_bytes_per_second: float | None = None
+    sent_bytes_per_second: float | None = None
+    rates: dict[str, float | None] = {}
+    counters: dict[str, int] = {}
+    counters_age: float | None = None
+    gids: tuple[GidView, ...] = ()
+    nearest_gpus: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+class NodeReply(Struct, frozen=True, kw_only=True):
+    """Everything the plane knows of one node. `why_no_gpus` is the driver's reason when there are none to see."""
+
+    api: int = API
+    node: NodeRow = NodeRow()
+    hostname: str = ""
+    os: str = ""
+    kernel: str = ""
+    arch: str = ""
+    cpu_model: str = ""
+    swap_bytes: int = 0
+    boot_id: str = ""
+    facts_age: float | None = None
+    node_clock: float | None = None
+    features: tuple[str, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    why_no_gpus: str = ""
+    gpus: tuple[GpuView, ...] = ()
+    ports: tuple[PortView, ...] = ()
+    imex: Imex | None = None
+    managers: tuple[PortManagers, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    disks: tuple[Disk, ...] = ()
+    limits: dict[str, bool | int | str | tuple[str, ...] | None] = {}
+    engines: tuple[EngineInstall, ...] = ()
+    weights: tuple[Weights, ...] = ()
+    shards: tuple[ShardView, ...] = ()
+    strays: tuple[ShardView, ...] = ()
+    problems: tuple[ProblemView, ...] = ()
+
+
+# --- the whole, and what happened -----------------------------------------------------------------------
+
+
+class StatusReply(Struct, frozen=True, kw_only=True):
+    """The fleet in a few numbers. `waiting` is why the plane decides nothing now, with the seconds left."""
+
+    api: int = API
+    plane: str = ""
+    version: str = ""
+    uptime: float = 0.0
+    clock: float = 0.0
+    nodes: dict[str, int] = {}
+    nodes_connected: int = 0
+    nodes_cordoned: int = 0
+    gpus: int = 0
+    models: int = 0
+    models_complete: int = 0
+    replicas_wanted: int = 0
+    replicas: dict[str, int] = {}
+    strays: int = 0
+    problems: dict[str, int] = {}
+    waiting: str = ""
+    waiting_for: float | None = None
+    gateway: dict[str, float | int | str | None] = {}
+    latest_event: int = 0
+
+
+class EventView(Struct, frozen=True, kw_only=True):
+    """Something that happened. `id` grows and is never used twice."""
+
+    id: int = 0
+    clock: float = 0.0
+    kind: str = ""
+    subject: str = ""
+    text: str = ""
+    data: dict[str, str] = {}
+
+
+class EventsReply(Struct, frozen=True, kw_only=True):
+    """Events, oldest first; `latest` goes into the next request's `after`."""
+
+    api: int = API
+    events: tuple[EventView, ...] = ()
+    latest: int = 0
+
+
+class DoneReply(Struct, frozen=True, kw_only=True):
+    """It is done, and stored where it has to last. `text` says what, for a person."""
+
+    api: int = API
+    text: str = ""
+
+
+class LogSourceView(Struct, frozen=True, kw_only=True):
+    name: str = ""
+    runs: tuple[str, ...] = ()
+    bytes: int = 0
+
+
+class LogsReplyView(Struct, frozen=True, kw_only=True):
+    """Lines of one log, oldest first; `cursor` goes into the next request's `after`."""
+
+    api: int = API
+    node: str = ""
+    source: str = ""
+    run: str = ""
+    lines: tuple[str, ...] = ()
+    cursor: str = ""
+    truncated: bool = False
+    sources: tuple[LogSourceView, ...] = ()
+
+
+class FindingView(Struct, frozen=True, kw_only=True):
+    """One check of a node: "pass", "warn", "fail" or "skipped", its numbers and the command that fixes it."""
+
+    check: str = ""
+    outcome: str = ""
+    text: str = ""
+    subject: str = "node"
+    numbers: dict[str, float | int | str] = {}
+    remedy: str = ""
+    seconds: float = 0.0
+
+
+class DoctorView(Struct, frozen=True, kw_only=True):
+    api: int = API
+    node: str = ""
+    findings: tuple[FindingView, ...] = ()
+    seconds: float = 0.0
+
+
+# --- identities ----------------------------------------------------------------------------------------
+
+
+class TokenView(Struct, frozen=True, kw_only=True):
+    """A join token, without its secret. `state`: "open", "used", "expired" or "revoked"."""
+
+    id: str = ""
+    state: str = ""
+    node: str = ""
+    note: str = ""
+    created_clock: float = 0.0
+    expires_clock: float = 0.0
+    expires_in: float = 0.0
+    used_clock: float | None = None
+    used_by: str = ""
+
+
+class TokensReply(Struct, frozen=True, kw_only=True):
+    api: int = API
+    tokens: tuple[TokenView, ...] = ()
+
+
+class TokenReply(Struct, frozen=True, kw_only=True):
+    """A new join token. The secret is shown this once; the plane keeps only its hash."""
+
+    api: int = API
+    id: str = ""
+    token: str = ""
+    expires_clock: float = 0.0
+    expires_in: float = 0.0
+
+
+class CertView(Struct, frozen=True, kw_only=True):
+    """A certificate that the plane's CA issued. `state`: "valid", "renewal-due", "expired" or "revoked"."""
+
+    name: str = ""
+    role: str = ""
+    serial: str = ""
+    state: str = ""
+    issued_clock: float = 0.0
+    expires_clock: float = 0.0
+    expires_in: float = 0.0
+
+
+class CertsReply(Struct, frozen=True, kw_only=True):
+    api: int = API
+    certs: tuple[CertView, ...] = ()
+
+
+class OverviewReply(Struct, frozen=True, kw_only=True):
+    """What the page shows, in one answer and so of one moment."""
+
+    api: int = API
+    status: StatusReply = StatusReply()
+    nodes: tuple[NodeRow, ...] = ()
+    models: tuple[ModelView, ...] = ()
+    replicas: tuple[ReplicaView, ...] = ()
+    problems: tuple[ProblemView, ...] = ()
+    events: tuple[EventView, ...] = ()
