@@ -85,6 +85,14 @@ class OpenProblem:
 
 
 @attrs.frozen
+class Ack:
+    """An operator knows of a problem and takes the hardware as it is, until then (both clocks of the plane)."""
+
+    until_at: float
+    until_clock: float
+
+
+@attrs.frozen
 class Reading:
     """The last counters of a port and the rates between it and the one before (B5): per second, by counter name."""
 
@@ -118,6 +126,9 @@ class Node:
     gpu_processes: tuple[GpuProcess, ...] = ()
     ports: Map[tuple[str, int], Reading] = Map()
     problems: Map[tuple[str, str], OpenProblem] = Map()  # by (subject, code)
+    acks: Map[tuple[str, str], Ack] = Map()  # by (subject, code): outlive the problem, so that a flapping one stays quiet
+    masters: Map[tuple[str, int], str] = Map()  # the last known master SM's GUID, by port (B6)
+    first_clock: float = 0.0
 
     @property
     def address(self) -> str:
@@ -178,6 +189,8 @@ class Shard:
     not_before: float | None = None  # back-off: no new attempt earlier (monotonic)
     first_failure: Failure | None = None
     last_failure: Failure | None = None
+    want_at: float | None = None  # since when `want` is what it is; None: since before the plane started
+    failed_here: int = 0  # failures in a row on this node
 
     @property
     def state(self) -> ShardState:
@@ -216,6 +229,8 @@ class World:
     frozen: Frozen | None = None
     settling_until: float | None = None  # D3: nothing is placed before, unless all have returned
     version: int = 0
+    retired: Map[ShardId, int] = Map()  # the highest generation of shards that are no more: the id may come again (D4)
+    masters_changed: Map[tuple[str, str], float] = Map()  # (from, to) GUIDs -> when: one event a fabric, not a port
 
 
 @attrs.frozen
@@ -239,3 +254,28 @@ class Unplaced:
     placed: int
     reasons: tuple[Reason, ...] = ()
     smallest_change: str = ""
+
+
+@attrs.frozen
+class Settings:
+    """The numbers by which the plane judges; the defaults are the rules of D. Seconds, unless said otherwise."""
+
+    unreachable_after: float = 15.0  # D1
+    lost_after: float = 90.0  # D1
+    settle: float = 30.0  # D3
+    late: float = 3.0  # D2: how late the plane's own loop may be before it distrusts itself
+    quiet: float = 90.0  # D2: after a start or a late loop
+    together: float = 30.0  # D2: nodes that fall silent within this time fall silent together
+    together_share: float = 0.2  # D2: of the fleet
+    together_least: int = 2  # D2: one node alone is never "together"
+    believe: float = 300.0  # D2: after so long without another change a common silence is believed
+    drain: float = 30.0  # how long a draining shard may finish what it serves
+    restart: float = 1.0  # the first delay of a crash loop, doubling
+    restart_cap: float = 60.0
+    hopeless: float = 30.0  # the first delay when a restart cannot mend the cause
+    hopeless_cap: float = 600.0
+    stable: float = 120.0  # a shard that was ready so long is no crash loop any more
+    move_after: int = 3  # failures in a row on one node before another one is preferred
+    resend: float = 10.0  # a command that shows no effect is told again
+    tick: float = 1.0
+    events_kept: int = 10_000

@@ -1,0 +1,258 @@
+"""The default store: one SQLite file beside the plane's configuration.
+
+WAL with synchronous=FULL, since a placement must have reached the disk before a node hears of it (D4). Every
+call runs in a thread, one at a time. A lock file keeps a second plane away; the kernel drops it with the
+process, so that a plane killed with SIGKILL leaves nothing stale behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from llmgw.errors import LlmgwError
+from llmgw.plane.store import Change, Snapshot
+from llmgw.plane.store.memory import REMEMBERED, moved, pruned
+
+T = TypeVar("T")
+
+#: "llgw": marks a file as ours, so that a foreign database is never taken for an empty one.
+APPLICATION = 0x6C6C6777
+#: Sorts after every character that a key may hold.
+_LAST = "\U0010ffff"
+_MAGIC = b"SQLite format 3\x00"
+
+
+class StoreUnusable(LlmgwError):
+    """The state cannot be read or written: what is wrong with the file, and what to do."""
+
+    code, http_status = "store", 503
+
+
+def schemas() -> tuple[str, ...]:
+    """The schema's steps, oldest first: step n makes version n out of version n - 1."""
+    folder = resources.files("llmgw.plane.store") / "schema"
+    return tuple(file.read_text() for file in sorted(folder.iterdir(), key=lambda f: f.name) if file.name.endswith(".sql"))
+
+
+class SqliteStore:
+    """The map in a file. Use as `async with await SqliteStore.open(path) as store:`, or call `aclose`."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: int, remembered: int) -> None:
+        self._path = path
+        self._connection = connection
+        self._lock = lock
+        self._remembered = remembered
+        self._turn = trio.CapacityLimiter(1)
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, path: str | os.PathLike[str], *, steps: tuple[str, ...] | None = None, remembered: int = REMEMBERED
+    ) -> SqliteStore:
+        """Open or make the file. Raises StoreUnusable and leaves the file as it was when it is not for us."""
+        file = Path(path)
+        connection, lock = await trio.to_thread.run_sync(_open, file, schemas() if steps is None else steps)
+        return cls(file, connection, lock, remembered)
+
+    async def __aenter__(self) -> SqliteStore:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def load(self, prefix: str) -> Snapshot:
+        def read(db: sqlite3.Connection) -> Snapshot:
+            rows = db.execute(
+                "select key, value from entries where key >= ? and key < ? and value is not null order by key",
+                (prefix, prefix + _LAST),
+            )
+            return Snapshot(_meta(db, "revision"), {key: bytes(value) for key, value in rows})
+
+        return await self._run(read)
+
+    async def commit(
+        self, puts: Mapping[str, bytes], deletes: Iterable[str] = (), *, if_revision: int | None = None
+    ) -> int:
+        writes, gone = dict(puts), [key for key in deletes if key not in puts]
+
+        def write(db: sqlite3.Connection) -> int:
+            revision = _meta(db, "revision")
+            if if_revision is not None and if_revision != revision:
+                raise moved(revision, if_revision)
+            gone_now = [
+                key for key in gone if db.execute("select 1 from entries where key = ?", (key,)).fetchone() is not None
+            ]
+            if not writes and not gone_now:
+                return revision
+            revision += 1
+            upsert = (
+                "insert into entries (key, value, revision) values (?, ?, ?)"
+                " on conflict (key) do update set value = excluded.value, revision = excluded.revision"
+            )
+            db.executemany(upsert, [(key, bytes(value), revision) for key, value in writes.items()])
+            db.executemany(upsert, [(key, None, revision) for key in gone_now])
+            db.execute("update meta set value = ? where name = 'revision'", (revision,))
+            horizon = revision - self._remembered
+            if horizon >= _meta(db, "pruned") + self._remembered:
+                db.execute("delete from entries where value is null and revision <= ?", (horizon,))
+                db.execute("update meta set value = ? where name = 'pruned'", (horizon,))
+            return revision
+
+        return await self._run(write, writes=True)
+
+    async def changes(self, since: int) -> tuple[Change, ...]:
+        def read(db: sqlite3.Connection) -> tuple[Change, ...]:
+            if since < _meta(db, "pruned"):
+                raise pruned(since)
+            rows = db.execute(
+                "select key, value, revision from entries where revision > ? order by revision, key", (since,)
+            )
+            return tuple(
+                Change(key, None if value is None else bytes(value), revision) for key, value, revision in rows
+            )
+
+        return await self._run(read)
+
+    async def aclose(self) -> None:
+        """Close the file and give up the lock. Closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._connection.close, limiter=self._turn)
+        os.close(self._lock)
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
+        def transaction() -> T:
+            db = self._connection
+            try:
+                db.execute("begin immediate" if writes else "begin")
+                try:
+                    result = work(db)
+                except BaseException:
+                    db.execute("rollback")
+                    raise
+                db.execute("commit")
+                return result
+            except sqlite3.Error as error:
+                if db.in_transaction:
+                    db.rollback()
+                raise _unusable(self._path, error) from error
+
+        if self._closed:
+            raise StoreUnusable(f"the state in {self._path} is closed already")
+        return await trio.to_thread.run_sync(transaction, limiter=self._turn)
+
+
+def _meta(db: sqlite3.Connection, name: str) -> int:
+    (value,) = db.execute("select value from meta where name = ?", (name,)).fetchone()
+    return int(value)
+
+
+def _unusable(path: Path, error: Exception) -> StoreUnusable:
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return StoreUnusable(f"{path} is locked by another process", remedy="stop the other plane, or the tool that has it open")
+    if "full" in text:
+        return StoreUnusable(f"{path} cannot be written: the disk is full", remedy="free some space; the plane tries again")
+    if "readonly" in text or "unable to open" in text:
+        return StoreUnusable(f"{path} cannot be written: {text}", remedy="check the owner and the mode of the file and its folder")
+    if "not a database" in text or "malformed" in text:
+        return StoreUnusable(f"{path} is damaged or is no SQLite file: {text}", remedy="restore it from a backup, or move it away")
+    return StoreUnusable(f"{path} cannot be used: {text}")
+
+
+def _open(path: Path, steps: tuple[str, ...]) -> tuple[sqlite3.Connection, int]:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreUnusable(
+            f"the state directory {path.parent} cannot be used: {error.strerror}", remedy="make it writable for this user"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "another process"
+            raise StoreUnusable(
+                f"{path} is in use by another plane (pid {holder})", remedy="one plane a file: stop the other one first"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        return _connect(path, steps), lock
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _connect(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
+    try:
+        # The mode is set before SQLite sees the file: what is in it is for the plane's user alone.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with open(path, "rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise StoreUnusable(
+            f"{path} cannot be written: {error.strerror}", remedy="check the owner and the mode of the file and its folder"
+        ) from error
+    if header:
+        # Read from the header and not through SQLite, which may write even when it only looks.
+        if not header.startswith(_MAGIC) or len(header) < 100:
+            raise StoreUnusable(f"{path} is no SQLite file", remedy="restore it from a backup, or move it away")
+        _ours(path, int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big"), len(steps))
+    connection: sqlite3.Connection | None = None
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        version = connection.execute("pragma user_version").fetchone()[0]
+        application = connection.execute("pragma application_id").fetchone()[0]
+        # Looked at again: the newest header may have been in the write-ahead log.
+        if header:
+            _ours(path, version, application, len(steps))
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+        _migrate(path, connection, version, steps)
+        return connection
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise _unusable(path, error) from error
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        raise
+
+
+def _ours(path: Path, version: int, application: int, newest: int) -> None:
+    if application != APPLICATION and (application or version):
+        raise StoreUnusable(f"{path} is the database of another program", remedy="choose another file")
+    if version > newest:
+        raise StoreUnusable(
+            f"{path} was written by a newer llmgw (state version {version}; this one knows {newest})",
+            remedy="upgrade this plane, or restore the backup from before the upgrade",
+        )
+
+
+def _migrate(path: Path, db: sqlite3.Connection, version: int, steps: tuple[str, ...]) -> None:
+    if version == len(steps):
+        return
+    if version == 0 and db.execute("select count(*) from sqlite_master").fetchone()[0]:
+        raise StoreUnusable(f"{path} is the database of another program", remedy="choose another file")
+    if version:
+        # A migration that turns out wrong can be taken back by hand.
+        with sqlite3.connect(f"{path}.v{version}.bak") as backup:
+            db.backup(backup)
+        backup.close()
+    for number in range(version, len(steps)):
+        db.executescript(
+            f"begin immediate;\n{steps[number]}\npragma application_id = {APPLICATION};\n"
+            f"pragma user_version = {number + 1};\ncommit;"
+        )
