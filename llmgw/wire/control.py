@@ -55,6 +55,12 @@ class Renewed(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="renewe
     error: str = ""
 
 
+class JoinHello(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="join-hello"):
+    """The first frame on the join path: the fleet's CA (PEM), to be held against the token's fingerprint."""
+
+    ca: str
+
+
 class Joined(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joined"):
     """The answer to Join: an identity, or why not."""
 
@@ -327,6 +333,7 @@ ControlMessage = (
     | StopShard
     | DrainShard
     | FetchWeights
+    | JoinHello
     | Requests
 )
 
