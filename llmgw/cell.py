@@ -7,7 +7,6 @@ see the newest value. A reader that is slow skips values in between, which is wh
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
 import trio
@@ -46,9 +45,21 @@ class Cell(Generic[T]):
             await self._changed.wait()
         return self._value, self._version
 
-    async def values(self) -> AsyncIterator[T]:
+    def values(self) -> Values[T]:
         """The value now, then each newer one; values set while the reader was busy are skipped."""
-        version = -1
-        while True:
-            value, version = await self.next(version)
-            yield value
+        return Values(self)
+
+
+class Values(Generic[T]):
+    """An iterator that never ends and needs no closing, so that a reader may leave it at any moment."""
+
+    def __init__(self, cell: Cell[T]) -> None:
+        self._cell = cell
+        self._version = -1
+
+    def __aiter__(self) -> Values[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        value, self._version = await self._cell.next(self._version)
+        return value

@@ -64,17 +64,16 @@ async def dial(to: Address, context: ssl.SSLContext | None, path: str = "/agent"
     """An open WebSocket to a plane. Raises CannotDial; what is raised inside the block comes out bare."""
     inside: BaseException | None = None
     opened = False
+    socket: trio.SocketStream | None = None
     try:
         async with trio.open_nursery() as nursery:
             with trio.fail_after(DIAL_WITHIN):
-                connection = await ws.connect_websocket(
-                    nursery,
-                    to.host,
-                    to.port,
-                    path,
-                    use_ssl=context if context is not None else False,
-                    message_queue_size=16,
-                    max_message_size=MESSAGE_BYTES,
+                socket = await trio.open_tcp_stream(to.host, to.port)
+                stream: trio.abc.Stream = socket
+                if context is not None:
+                    stream = trio.SSLStream(socket, context, server_hostname=to.host, https_compatible=True)
+                connection = await ws.wrap_client_stream(
+                    nursery, stream, to.host, path, message_queue_size=16, max_message_size=MESSAGE_BYTES
                 )
             opened = True
             try:
@@ -87,6 +86,9 @@ async def dial(to: Address, context: ssl.SSLContext | None, path: str = "/agent"
     except* Exception as group:
         if not opened:
             raise CannotDial(why(group, to)) from None
+    finally:
+        if socket is not None:
+            await trio.aclose_forcefully(socket)
     if inside is not None:
         raise inside
 

@@ -25,7 +25,7 @@ from llmgw.wire.agent import (
     ShardStatus,
     Working,
 )
-from llmgw.wire.codec import MOST_BYTES_STRANGER, control_codec, encode
+from llmgw.wire.codec import MOST_BYTES_STRANGER, Unknown, control_codec, encode
 from llmgw.wire.control import (
     BandwidthReply,
     BandwidthServe,
@@ -101,7 +101,7 @@ async def say(agent: MemoryFrames, message: AgentMessage) -> None:
 
 async def hear(agent: MemoryFrames) -> ControlMessage:
     message = control_codec.decode(await agent.receive())
-    assert not hasattr(message, "tag")
+    assert not isinstance(message, Unknown)
     return message
 
 

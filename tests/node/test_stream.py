@@ -1,0 +1,298 @@
+"""The agent's side of a stream, with the test as the plane (A2-A14, B1, B2)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, NoReturn
+
+import pytest
+import trio
+from msgspec import structs
+from trio.testing import MockClock
+
+from llmgw.errors import NotFound
+from llmgw.node.answers import Say, features
+from llmgw.node.stream import Duties, Outdated, PlaneStream, lean
+from llmgw.wire.agent import AgentMessage, Heartbeat, Part, Register, Reply, RequestFailed, ShardStatus, Working
+from llmgw.wire.codec import MOST_BYTES_STRANGER, Unknown, agent_codec, encode
+from llmgw.wire.control import (
+    ControlMessage,
+    DoctorRequest,
+    Goodbye,
+    LogsReply,
+    LogsRequest,
+    Pace,
+    Registered,
+    ScanRequest,
+    StopShard,
+    Withdraw,
+)
+from llmgw.wire.facts import Gid, Interface, ModelName, NodeId, Port, ReplicaId, ShardId, ShardState, Weights
+from llmgw.wire.stream import Closed
+from tests.fakes.frames import MemoryFrames, pair
+
+
+def status(state: ShardState = ShardState.READY) -> ShardStatus:
+    return ShardStatus(
+        shard=ShardId("m-0-0"), replica=ReplicaId("m-0"), model=ModelName("m"), generation=1, state=state
+    )
+
+
+class Beats:
+    def __init__(self, told: Register) -> None:
+        self.told = told
+
+    async def next(self) -> Heartbeat:
+        await trio.lowlevel.checkpoint()
+        return Heartbeat(memory_bytes=len(self.told.gpus))
+
+
+class Daemon:
+    """What a stream borrows from its daemon, with every part in the test's hands."""
+
+    def __init__(self) -> None:
+        self.facts = Register(node=NodeId("n1"), version="0.1.0", shards=(status(),))
+        self.commands: list[object] = []
+        self.epoch = 0
+        self.withdrawn = trio.Event()
+        self.tell_hardware, self._hardware = trio.open_memory_channel[int](10)
+        self.tell_change, self._changes = trio.open_memory_channel[ShardStatus](10)
+        self.goodbye: Goodbye | None = None
+
+    def obey(self, registered: Registered) -> None:
+        if registered.epoch < self.epoch:
+            raise Outdated(f"epoch {registered.epoch} is older than {self.epoch}")
+        self.epoch = registered.epoch
+
+    async def hardware(self) -> AsyncIterator[int]:
+        yield 0
+        async for version in self._hardware:
+            yield version
+
+    @contextmanager
+    def changes(self) -> Iterator[trio.MemoryReceiveChannel[ShardStatus]]:
+        yield self._changes
+
+    async def logs(self, request: LogsRequest, say: Say) -> LogsReply:
+        await trio.lowlevel.checkpoint()
+        if request.source == "nothing":
+            raise NotFound("there is no source 'nothing'", remedy="ask without one to see them all")
+        if request.source == "broken":
+            raise ZeroDivisionError("division by zero")
+        return LogsReply(lines=("x" * 1000,) * request.lines)
+
+    async def doctor(self, request: DoctorRequest, say: Say) -> NoReturn:
+        say(Working(request_id=0, seconds=60, note="looking"))
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.withdrawn.set()
+
+    def duties(self) -> Duties:
+        return Duties(
+            register=lambda: self.facts,
+            beats=Beats,
+            hardware=self.hardware,
+            changes=self.changes,
+            command=self.commands.append,
+            obey=self.obey,
+            renewals=None,
+            answers={LogsRequest: self.logs, DoctorRequest: self.doctor},
+        )
+
+    async def carry(self, frames: MemoryFrames) -> None:
+        self.goodbye = await PlaneStream(frames, self.duties()).run()
+        await frames.aclose()
+
+    @asynccontextmanager
+    async def open(self, acknowledge: bool = True) -> AsyncIterator[MemoryFrames]:
+        ours, theirs = pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.carry, ours)
+            if acknowledge:
+                assert await hear(theirs) == self.facts
+                await say(theirs, Registered(plane="p", version="0.1.0", epoch=1, heartbeat=5.0))
+            yield theirs
+            nursery.cancel_scope.cancel()
+
+
+async def hear(plane: MemoryFrames) -> AgentMessage:
+    message = agent_codec.decode(await plane.receive())
+    assert not isinstance(message, Unknown)
+    return message
+
+
+async def say(plane: MemoryFrames, message: ControlMessage) -> None:
+    await plane.send(encode(message))
+
+
+async def gone(plane: MemoryFrames) -> None:
+    with suppress(Closed):
+        while True:
+            await plane.receive()
+
+
+async def test_heartbeats_follow_the_acknowledgement_at_the_planes_pace(autojump_clock: MockClock) -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        began = trio.current_time()
+        for beat in (1, 2):
+            assert isinstance(await hear(plane), Heartbeat)
+            assert trio.current_time() - began == pytest.approx(5.0 * beat)
+        await say(plane, Pace(heartbeat=1.0))
+        began = trio.current_time()
+        assert isinstance(await hear(plane), Heartbeat)
+        assert trio.current_time() - began == pytest.approx(0.0)
+        assert isinstance(await hear(plane), Heartbeat)
+        assert trio.current_time() - began == pytest.approx(1.0)
+
+
+async def test_a_refusals_words_are_what_the_agent_logs() -> None:
+    daemon = Daemon()
+    async with daemon.open(acknowledge=False) as plane:
+        await say(plane, Goodbye(code="not-leader", reason="this plane stands by", leader="wss://b:7443"))
+        await gone(plane)
+    assert daemon.goodbye == Goodbye(code="not-leader", reason="this plane stands by", leader="wss://b:7443")
+
+
+async def test_a_plane_of_an_older_epoch_is_left_at_once() -> None:
+    daemon = Daemon()
+    daemon.epoch = 5
+    async with daemon.open() as plane:
+        await gone(plane)
+    assert daemon.goodbye is not None
+    assert daemon.goodbye.reason == "epoch 1 is older than 5"
+
+
+async def test_no_acknowledgement_ends_the_stream(autojump_clock: MockClock) -> None:
+    daemon = Daemon()
+    async with daemon.open(acknowledge=False) as plane:
+        await gone(plane)
+    assert daemon.goodbye is not None
+    assert daemon.goodbye.reason == "no acknowledgement within 15 s"
+
+
+async def test_a_silent_plane_is_noticed_by_pings(autojump_clock: MockClock) -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        plane.deaf = True
+        began = trio.current_time()
+        await gone(plane)
+        assert trio.current_time() - began <= 20
+    assert daemon.goodbye is not None
+    assert daemon.goodbye.code == "silent"
+
+
+async def test_shard_changes_and_commands_pass_in_both_directions() -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        await daemon.tell_change.send(status(ShardState.FAILED))
+        assert await hear(plane) == status(ShardState.FAILED)
+        stop = StopShard(shard=ShardId("m-0-0"), generation=1)
+        await say(plane, stop)
+        await trio.testing.wait_all_tasks_blocked()
+        assert daemon.commands == [stop]
+
+
+async def test_new_hardware_is_registered_again() -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        daemon.facts = structs.replace(daemon.facts, address="10.0.0.9")
+        await daemon.tell_hardware.send(1)
+        assert await hear(plane) == daemon.facts
+
+
+async def test_a_request_is_answered_and_errors_are_its_own() -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        await say(plane, LogsRequest(request_id=1, lines=1))
+        reply = await hear(plane)
+        assert isinstance(reply, Reply)
+        await say(plane, LogsRequest(request_id=2, source="nothing"))
+        failed = await hear(plane)
+        assert isinstance(failed, RequestFailed)
+        assert failed.error == "there is no source 'nothing': ask without one to see them all"
+        assert failed.code == "not-found"
+        await say(plane, LogsRequest(request_id=3, source="broken"))
+        failed = await hear(plane)
+        assert isinstance(failed, RequestFailed)
+        assert "ZeroDivisionError" in failed.error
+        await say(plane, ScanRequest(request_id=4))
+        failed = await hear(plane)
+        assert isinstance(failed, RequestFailed)
+        assert failed.code == "unsupported"
+
+
+async def test_a_withdrawn_request_is_cancelled_on_the_node() -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        await say(plane, DoctorRequest(request_id=7))
+        assert await hear(plane) == Working(request_id=7, seconds=60, note="looking")
+        await say(plane, Withdraw(request_id=7))
+        with trio.fail_after(5):
+            await daemon.withdrawn.wait()
+
+
+async def test_the_streams_end_cancels_requests_on_the_node() -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        await say(plane, DoctorRequest(request_id=7))
+        await hear(plane)
+        await plane.aclose()
+        with trio.fail_after(5):
+            await daemon.withdrawn.wait()
+
+
+async def test_a_long_answer_goes_in_parts_and_short_frames_pass_it() -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        await say(plane, LogsRequest(request_id=1, lines=2000))
+        first = await hear(plane)
+        assert isinstance(first, Part)
+        kinds: list[Any] = []
+        for _ in range(150):
+            await daemon.tell_change.send(status())
+            message = await hear(plane)
+            kinds.append(type(message))
+            if isinstance(message, Part) and message.last:
+                break
+        assert ShardStatus in kinds[:-1]
+        assert kinds[-1] is Part
+
+
+async def test_frames_of_an_unknown_kind_are_ignored_and_broken_ones_end_the_stream() -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        await plane.send(encode({"type": "later"}))
+        await say(plane, LogsRequest(request_id=1, lines=1))
+        assert isinstance(await hear(plane), Reply)
+        await plane.send(encode({"type": "pace", "heartbeat": "fast"}))
+        await gone(plane)
+    assert daemon.goodbye is not None
+    assert daemon.goodbye.code == "protocol"
+
+
+def test_features_are_those_of_the_answers_and_no_others() -> None:
+    daemon = Daemon()
+    assert features(daemon.duties().answers) == ("doctor",)
+
+
+def test_a_register_past_the_first_frames_limit_is_told_in_two() -> None:
+    gids = tuple(Gid(n, f"fe80:0000:0000:0000:0000:0000:0000:{n:04x}", "RoCE v2", "eth0") for n in range(256))
+    whole = Register(
+        node=NodeId("n1"),
+        version="0.1.0",
+        ports=tuple(Port(device=f"mlx5_{n}", gids=gids) for n in range(16)),
+        weights=tuple(Weights(source=f"hf://org/{n}") for n in range(500)),
+    )
+    register, later = lean(whole)
+    assert len(encode(register)) < MOST_BYTES_STRANGER < len(encode(whole))
+    assert later is not None
+    assert later.port_facts == whole.ports
+    assert later.weights == whole.weights
+    crowded = structs.replace(
+        whole,
+        host=structs.replace(whole.host, interfaces=tuple(Interface(name=f"veth{n}" * 20) for n in range(3000))),
+    )
+    assert len(encode(lean(crowded)[0])) < MOST_BYTES_STRANGER
