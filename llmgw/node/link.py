@@ -19,6 +19,7 @@ import trio_websocket as ws
 
 from llmgw.backoff import Backoff
 from llmgw.errors import BadInput
+from llmgw.tls import explain
 from llmgw.wire.control import Goodbye
 from llmgw.wire.stream import Frames, WebSocketFrames
 
@@ -69,9 +70,10 @@ async def dial(to: Address, context: ssl.SSLContext | None, path: str = "/agent"
         async with trio.open_nursery() as nursery:
             with trio.fail_after(DIAL_WITHIN):
                 socket = await trio.open_tcp_stream(to.host, to.port)
-                stream: trio.abc.Stream = socket
+                stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = socket
                 if context is not None:
                     stream = trio.SSLStream(socket, context, server_hostname=to.host, https_compatible=True)
+                    await stream.do_handshake()
                 connection = await ws.wrap_client_stream(
                     nursery, stream, to.host, path, message_queue_size=16, max_message_size=MESSAGE_BYTES
                 )
@@ -97,14 +99,8 @@ def why(error: BaseException, to: Address) -> str:
     """The reason a dial failed, in words an operator can act on."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ssl.SSLError):
-        cause = cause.__cause__
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        hint = "; is this machine's clock right?" if "not yet valid" in str(cause) or "expired" in str(cause) else ""
-        return f"{to} shows a certificate that is not trusted here: {cause.verify_message}{hint}"
-    if isinstance(cause, ssl.SSLError):
-        return f"{to} refused TLS: {cause.reason or cause}"
+    if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
+        return explain(error, str(to))
     match error:
         case trio.TooSlowError():
             return f"{to} did not answer within {DIAL_WITHIN:g} s"

@@ -7,7 +7,7 @@ request that is being answered. What must outlive it (engines, downloads, the su
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from msgspec import structs
 from llmgw.node.answers import Answers, answer
 from llmgw.node.outbox import Outbox, TooLong
 from llmgw.scopes import Scopes
-from llmgw.wire.agent import Heartbeat, Listening, Register, RequestFailed, ShardStatus, Working
+from llmgw.wire.agent import Heartbeat, Listening, Register, Renew, RequestFailed, ShardStatus, Working
 from llmgw.wire.codec import MOST_BYTES_STRANGER, Broken, Unknown, control_codec, encode
 from llmgw.wire.control import (
     DrainShard,
@@ -67,13 +67,13 @@ class Timing:
 class Duties:
     """What the daemon lends to each of its streams."""
 
-    register: Callable[[], Register]  # the whole truth now, shards and epoch included
+    register: Callable[[], Awaitable[Register]]  # the whole truth now, shards and epoch included
     beats: Callable[[Register], Beats]
     hardware: Callable[[], AsyncIterator[int]]  # yields once now, then after each change of hardware
     changes: Callable[[], AbstractContextManager[Changes]]
     command: Callable[[StartShard | StopShard | DrainShard | Provision | FetchWeights], None]
     obey: Callable[[Registered], None]  # raises Outdated for a plane of an older epoch
-    renewals: Callable[[Callable[[Any], None], trio.MemoryReceiveChannel[Renewed]], Any] | None
+    renewals: Callable[[Callable[[Renew], None], trio.MemoryReceiveChannel[Renewed]], Awaitable[None]] | None
     answers: Answers
 
 
@@ -122,7 +122,7 @@ class PlaneStream:
         return over[0] if over else Goodbye(code="closed", reason="the stream ended")
 
     async def _live(self, nursery: trio.Nursery, changes: Changes) -> None:
-        whole = self._duties.register()
+        whole = await self._duties.register()
         register, later = lean(whole)
         await self._frames.send(encode(register))
         await self._registered()
@@ -190,7 +190,7 @@ class PlaneStream:
         await anext(hardware)
         async for _ in hardware:
             log.info("the hardware changed; registering again")
-            fresh = self._duties.register()
+            fresh = await self._duties.register()
             self._beats = self._duties.beats(fresh)
             self._outbox.put(fresh)
 

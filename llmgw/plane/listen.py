@@ -19,7 +19,7 @@ from llmgw import __version__
 from llmgw.cell import Cell
 from llmgw.plane.agents import Attachments, Hub
 from llmgw.plane.stream import AgentStream, Ended, Timing, first_register, refusal, say_goodbye
-from llmgw.tls import Peer, peer_of
+from llmgw.tls import Peer, explain, peer_of
 from llmgw.wire.agent import Register
 from llmgw.wire.codec import MOST_BYTES_STRANGER
 from llmgw.wire.control import ControlMessage, Registered, Renewed
@@ -109,7 +109,7 @@ class Listener:
             await trio.aclose_forcefully(socket)
 
     async def _greet(self, socket: trio.SocketStream, address: str) -> None:
-        stream: trio.abc.Stream = socket
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = socket
         peer: Peer | None = None
         if self.context is not None:
             secure = trio.SSLStream(socket, self.context(), server_side=True, https_compatible=True)
@@ -118,7 +118,7 @@ class Listener:
                     with trio.fail_after(HANDSHAKE_WITHIN):
                         await secure.do_handshake()
             except trio.BrokenResourceError as error:
-                log.warning("TLS refused", address=address, error=str(error.__cause__ or error))
+                log.warning("TLS refused", address=address, error=explain(error, address))
                 return
             peer, stream = peer_of(secure), secure
         limit = MESSAGE_BYTES if peer is not None or self.context is None else MOST_BYTES_STRANGER
@@ -193,14 +193,14 @@ class Listener:
 
 
 @asynccontextmanager
-async def _websocket(stream: trio.abc.Stream, limit: int) -> AsyncIterator[tuple[str, Frames]]:
+async def _websocket(
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], limit: int
+) -> AsyncIterator[tuple[str, Frames]]:
     """The WebSocket's path and its frames. Its reader lives and dies with the block, and errors come out bare."""
     try:
         async with trio.open_nursery() as nursery:
             with trio.fail_after(HANDSHAKE_WITHIN):
-                request = await ws.wrap_server_stream(
-                    nursery, stream, message_queue_size=16, max_message_size=limit, disconnect_timeout=2
-                )
+                request = await ws.wrap_server_stream(nursery, stream, message_queue_size=16, max_message_size=limit)
                 connection = await request.accept()
             yield request.path, WebSocketFrames(connection)
             with trio.move_on_after(2, shield=True):

@@ -65,6 +65,10 @@ class Daemon:
             raise Outdated(f"epoch {registered.epoch} is older than {self.epoch}")
         self.epoch = registered.epoch
 
+    async def register(self) -> Register:
+        await trio.lowlevel.checkpoint()
+        return self.facts
+
     async def hardware(self) -> AsyncIterator[int]:
         yield 0
         async for version in self._hardware:
@@ -91,7 +95,7 @@ class Daemon:
 
     def duties(self) -> Duties:
         return Duties(
-            register=lambda: self.facts,
+            register=self.register,
             beats=Beats,
             hardware=self.hardware,
             changes=self.changes,
