@@ -188,6 +188,7 @@ class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nvlinks: int | None = None
     fabric: GpuFabric | None = None
     unreadable: str = ""
+    topology: dict[str, str] = {}  # other GPU's uuid -> "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
 
 
 class GpuDriver(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -199,7 +200,8 @@ class GpuDriver(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuProcess(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A process on a GPU. `shard` is "" for a foreign one (B4). Memory is None where the driver hides it."""
+    """A process on a GPU. `shard` is "" for a foreign one (B4), "?" where it cannot be told, since the driver counts
+    process ids in another PID namespace than the agent's. Memory is None where the driver hides it."""
 
     gpu: str
     pid: int
@@ -230,6 +232,10 @@ class GpuLoad(Struct, frozen=True, array_like=True, omit_defaults=True):
     recovery_action: int | None = None  # NVML field 230
     nvlinks_up: int | None = None
     nvlink_errors: int | None = None
+    sram_uncorrected: int | None = None  # the larger of volatile and aggregate
+    sram_corrected: int | None = None
+    remapped_uncorrected: int | None = None  # rows among `remapped_rows` that an uncorrectable error cost
+    nvlink_recoveries: int | None = None
 
 
 class Imex(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -298,6 +304,7 @@ class Port(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fabric: str = ""  # the label from configuration, "" when there is none (C10)
     nearest_gpus: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()  # files that could not be read, with the reason
+    libfabric: str = ""  # the domain's name in libfabric where it differs from the kernel's (EFA)
 
 
 class PortLoad(Struct, frozen=True, array_like=True, omit_defaults=True):
