@@ -1,0 +1,92 @@
+"""Files that are there whole or not at all, and whose errors an operator can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from llmgw.errors import BadInput, LlmgwError, NotFound
+
+#: Only the owner may read: keys, tokens.
+PRIVATE = 0o600
+PUBLIC = 0o644
+
+
+def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
+    """Replace a file in one step, durably; a reader sees the old content or the new, and never too much of it.
+
+    Raises LlmgwError that names the path and what is wrong with it.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+        _sync(path.parent)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise _cannot("write", path, error) from None
+
+
+def read_whole(path: Path, what: str = "", remedy: str = "") -> bytes:
+    """A file's bytes. Raises NotFound with `remedy` when it is not there, LlmgwError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{path} is missing" + (f" ({what})" if what else ""), remedy=remedy) from None
+    except OSError as error:
+        raise _cannot("read", path, error) from None
+
+
+def make_directory(path: Path, mode: int = 0o700) -> None:
+    """A directory that we can write in, made with its parents when missing. Raises LlmgwError when we cannot."""
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise BadInput(f"{path} is a file, where a directory is due") from None
+    except OSError as error:
+        raise _cannot("make", path, error) from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise LlmgwError(f"cannot write in {path}", remedy=f"run as {_owner(path)}, or `chown` it to this user")
+
+
+def refuse_shared(path: Path, what: str) -> None:
+    """Raise when others than the owner can read a secret file."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise LlmgwError(
+            f"{path} ({what}) can be read by others than its owner (mode {mode:04o})",
+            remedy=f"chmod 600 {path}, and think whether somebody has read it",
+        )
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _cannot(verb: str, path: Path, error: OSError) -> LlmgwError:
+    remedies = {
+        "PermissionError": f"run as {_owner(path)}, or give this user the right to {verb} it",
+        "NotADirectoryError": "a part of this path is a file",
+    }
+    return LlmgwError(f"cannot {verb} {path}: {error.strerror}", remedy=remedies.get(type(error).__name__, ""))
+
+
+def _owner(path: Path) -> str:
+    for place in (path, *path.parents):
+        try:
+            return place.owner()
+        except KeyError:
+            return f"the user with id {place.stat().st_uid}"
+        except OSError:
+            continue
+    return "another user"
