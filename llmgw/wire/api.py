@@ -452,17 +452,19 @@ class DoctorView(Struct, frozen=True, kw_only=True):
 
 
 class TokenView(Struct, frozen=True, kw_only=True):
-    """A join token, without its secret. `state`: "open", "used", "expired" or "revoked"."""
+    """A join token, without its secret. `state`: "open", "used", "expired" or "revoked"; `node`: only that one."""
 
     id: str = ""
     state: str = ""
     node: str = ""
     note: str = ""
+    replace: bool = False
     created_clock: float = 0.0
     expires_clock: float = 0.0
     expires_in: float = 0.0
     used_clock: float | None = None
     used_by: str = ""
+    used_from: str = ""
 
 
 class TokensReply(Struct, frozen=True, kw_only=True):
@@ -481,7 +483,10 @@ class TokenReply(Struct, frozen=True, kw_only=True):
 
 
 class CertView(Struct, frozen=True, kw_only=True):
-    """A certificate that the plane's CA issued. `state`: "valid", "renewal-due", "expired" or "revoked"."""
+    """A certificate that the plane gave out. `state`: "live", "renewal-due", "expired" or "revoked".
+
+    `renews` is the serial it followed, `token` the id of the join token it was issued for.
+    """
 
     name: str = ""
     role: str = ""
@@ -490,6 +495,10 @@ class CertView(Struct, frozen=True, kw_only=True):
     issued_clock: float = 0.0
     expires_clock: float = 0.0
     expires_in: float = 0.0
+    renews: str = ""
+    token: str = ""
+    revoked_clock: float | None = None
+    why: str = ""
 
 
 class CertsReply(Struct, frozen=True, kw_only=True):

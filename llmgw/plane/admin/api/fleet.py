@@ -1,0 +1,101 @@
+"""What the fleet is and what is wanted of it: status, nodes, models, replicas, problems, why, apply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quart import Blueprint, Response, request
+
+from llmgw.errors import BadInput
+from llmgw.plane.admin import views
+from llmgw.plane.admin.answers import answer, flag
+from llmgw.wire.api import ApplyReply
+
+if TYPE_CHECKING:
+    from llmgw.plane.admin.app import Admin
+
+#: Events that the page's overview carries.
+_RECENT = 100
+
+
+def blueprint(admin: Admin) -> Blueprint:
+    part = Blueprint("fleet", __name__)
+    fleet = admin.fleet
+
+    @part.get("/status")
+    async def status() -> Response:
+        return answer(
+            views.status(
+                fleet.world.value,
+                admin.clock(),
+                admin.wall(),
+                plane=admin.name,
+                since=admin.since,
+                traffic=admin.traffic(),
+                latest=fleet.events.latest.value,
+            )
+        )
+
+    @part.get("/overview")
+    async def overview() -> Response:
+        return answer(
+            views.overview(
+                fleet.world.value,
+                admin.clock(),
+                admin.wall(),
+                plane=admin.name,
+                since=admin.since,
+                traffic=admin.traffic(),
+                latest=fleet.events.latest.value,
+                events=fleet.events.last(_RECENT),
+            )
+        )
+
+    @part.get("/nodes")
+    async def nodes() -> Response:
+        return answer(views.nodes(fleet.world.value, admin.clock()))
+
+    @part.get("/nodes/<name>")
+    async def node(name: str) -> Response:
+        return answer(views.node(fleet.world.value, admin.clock(), name))
+
+    @part.get("/problems")
+    async def problems() -> Response:
+        return answer(views.problems(fleet.world.value, admin.clock()))
+
+    @part.get("/models")
+    async def models() -> Response:
+        return answer(views.models(fleet.world.value, admin.clock(), admin.wall()))
+
+    @part.get("/replicas")
+    async def replicas() -> Response:
+        return answer(views.replicas(fleet.world.value, admin.clock(), admin.wall(), admin.traffic()))
+
+    @part.get("/why/<path:model>")
+    async def why(model: str) -> Response:
+        return answer(views.why(fleet.world.value, admin.clock(), admin.wall(), model))
+
+    @part.post("/apply")
+    async def apply() -> Response:
+        data = await request.get_data()
+        try:
+            text = data.decode() if isinstance(data, bytes) else data
+        except UnicodeDecodeError as error:
+            raise BadInput(f"models.toml is not UTF-8 text (byte {error.start})") from None
+        if not text.strip():
+            raise BadInput(
+                "models.toml is empty", remedy="to end every model say so with a comment: a file with only `# none`"
+            )
+        dry_run = flag("dry_run")
+        applied = await fleet.apply(text, dry_run=dry_run)
+        return answer(
+            ApplyReply(
+                dry_run=dry_run,
+                added=tuple(applied.added),
+                changed=tuple(applied.changed),
+                removed=tuple(applied.removed),
+                unchanged=tuple(applied.unchanged),
+            )
+        )
+
+    return part

@@ -1,0 +1,64 @@
+"""One HTTPS connection as hypercorn serves it, with what hypercorn never says: whose certificate it came with.
+
+Hypercorn's per-connection server wants a trio TLS stream and copies a per-connection state into every
+request's scope. So the handshake is done before, the certificate is read, and the stream is handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from llmgw.tls import Peer
+
+#: A peer that takes nothing for so long is given up. Hypercorn shields its sends and would wait for ever.
+SEND_WITHIN = 30.0
+
+Tls = trio.SSLStream[trio.SocketStream]
+
+
+@attrs.frozen
+class Caller:
+    """Who is at the other end, as every request of the connection finds it in its scope."""
+
+    address: str
+    peer: Peer | None
+    abort: Callable[[], None]
+
+
+class Plain:
+    """A connection without TLS: the insecure mode, on loopback alone (A1)."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream: trio.abc.Stream = stream
+        self.socket = stream.socket
+
+    async def receive_some(self, most: int) -> bytes:
+        return bytes(await self._stream.receive_some(most))
+
+    async def send_all(self, data: bytes) -> None:
+        with trio.move_on_after(SEND_WITHIN) as patience:
+            await self._stream.send_all(data)
+        if patience.cancelled_caught:
+            await trio.aclose_forcefully(self._stream)
+            raise trio.BrokenResourceError(f"the peer took nothing for {SEND_WITHIN:g} s")
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Secure(Plain):
+    """A connection whose TLS handshake is done."""
+
+    def __init__(self, stream: Tls) -> None:
+        super().__init__(stream.transport_stream)
+        self._stream = stream
+        self.transport_stream = stream.transport_stream
+
+    async def do_handshake(self) -> None:
+        """Done already; that this method is there tells hypercorn that the scheme is https."""
+
+    def selected_alpn_protocol(self) -> str:
+        return "http/1.1"

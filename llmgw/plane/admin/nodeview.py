@@ -1,0 +1,239 @@
+"""Nodes, their hardware and their problems as the admin API shows them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from llmgw.plane.admin.shardview import shard_view, stray_view
+from llmgw.plane.world import Node, OpenProblem, Shard, Want, World
+from llmgw.wire.agent import Register
+from llmgw.wire.api import GidView, GpuProcessView, GpuView, NodeReply, NodeRow, PortView, ProblemView
+from llmgw.wire.facts import Gpu, GpuLoad, Grade, NodeId, Port, ShardState
+
+_WORST_FIRST = (Grade.BAD, Grade.WARN, Grade.NOTE, Grade.UNKNOWN)
+
+
+def problem_views(nodes: Iterable[Node], now: float) -> tuple[ProblemView, ...]:
+    """Open problems, the worst grade first and in a grade the oldest first."""
+    found = [(node, problem) for node in nodes for problem in node.problems.values()]
+    found.sort(key=lambda pair: (_WORST_FIRST.index(pair[1].problem.grade), pair[1].first_at, pair[0].id))
+    return tuple(_problem(node, problem, now) for node, problem in found)
+
+
+def _problem(node: Node, open_problem: OpenProblem, now: float) -> ProblemView:
+    problem = open_problem.problem
+    return ProblemView(
+        node=node.id,
+        subject=problem.subject,
+        code=problem.code,
+        grade=problem.grade.value,
+        text=problem.text,
+        remedy=problem.remedy,
+        age=max(0.0, now - open_problem.first_at),
+        first_clock=open_problem.first_clock,
+        acknowledged_for=_acknowledged(open_problem, now),
+    )
+
+
+def _acknowledged(problem: OpenProblem, now: float) -> float | None:
+    until = problem.acknowledged_until
+    return until - now if until is not None and until > now else None
+
+
+def grades(nodes: Iterable[Node], now: float) -> dict[str, int]:
+    """Open problems that nobody has acknowledged, counted by grade."""
+    counts = Counter(
+        problem.problem.grade.value
+        for node in nodes
+        for problem in node.problems.values()
+        if _acknowledged(problem, now) is None
+    )
+    return {grade.value: counts[grade.value] for grade in _WORST_FIRST if counts[grade.value]}
+
+
+def shards_by_node(world: World) -> dict[NodeId, list[Shard]]:
+    placed: dict[NodeId, list[Shard]] = defaultdict(list)
+    for shard in world.shards.values():
+        placed[shard.node].append(shard)
+    return placed
+
+
+def node_rows(world: World, now: float) -> tuple[NodeRow, ...]:
+    """Every node in one line each, by name."""
+    placed = shards_by_node(world)
+    return tuple(node_row(node, placed[node.id], now) for _, node in sorted(world.nodes.items()))
+
+
+def node_row(node: Node, shards: list[Shard], now: float) -> NodeRow:
+    facts = node.facts or Register(node=node.id, version="")
+    loads = node.gpu_loads.values()
+    rails = [port for port in facts.ports if port.role == "fabric"]
+    return NodeRow(
+        node=node.id,
+        stage=node.stage.value,
+        stage_age=max(0.0, now - node.stage_at),
+        connected=node.connected,
+        heard_age=max(0.0, now - node.heard_at) if node.heard_at is not None else None,
+        address=node.address,
+        version=node.version,
+        cordoned=node.cordoned,
+        draining=node.draining,
+        labels=dict(sorted(node.labels.items())),
+        cpu_threads=facts.host.cpu.threads if node.facts else None,
+        cpu_percent=node.load.cpu_percent if node.load else None,
+        load1=node.load.load1 if node.load else None,
+        memory_bytes=facts.host.memory_bytes or None,
+        memory_available_bytes=node.load.memory_available_bytes if node.load else None,
+        gpus=len(facts.gpus),
+        gpu_names=tuple(dict.fromkeys(gpu.name for gpu in facts.gpus if gpu.name)),
+        gpu_memory_bytes=_total(gpu.memory_bytes for gpu in facts.gpus),
+        gpu_memory_used_bytes=_total(load.memory_used_bytes for load in loads),
+        ports=len(rails),
+        ports_active=sum(_state(node, port) == "ACTIVE" for port in rails),
+        engines=facts.installs,
+        shards=len(shards),
+        shards_ready=sum(shard.state is ShardState.READY for shard in shards),
+        problems=grades([node], now),
+    )
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _state(node: Node, port: Port) -> str:
+    reading = node.ports.get((port.device, port.number))
+    words = (reading.load.state if reading else "") or port.state
+    # sysfs says "4: ACTIVE"; the number is of no use to a person.
+    return words.partition(":")[2].strip().upper() if ":" in words else words.upper()
+
+
+def node_reply(node: Node, world: World, now: float) -> NodeReply:
+    """Everything the plane knows of one node."""
+    shards = sorted(shards_by_node(world)[node.id], key=lambda shard: shard.id)
+    row = node_row(node, shards, now)
+    strays = tuple(stray_view(stray, node) for _, stray in sorted(world.strays.items()) if stray.node == node.id)
+    views = tuple(shard_view(shard, node, now) for shard in shards)
+    problems = problem_views([node], now)
+    facts = node.facts
+    if facts is None:
+        return NodeReply(node=row, shards=views, strays=strays, problems=problems)
+    host = facts.host
+    return NodeReply(
+        node=row,
+        hostname=host.hostname,
+        os=host.os,
+        kernel=host.kernel,
+        arch=host.arch,
+        cpu_model=host.cpu.model,
+        swap_bytes=host.swap_bytes,
+        boot_id=host.boot_id,
+        facts_age=max(0.0, now - node.facts_at) if node.facts_at is not None else None,
+        node_clock=node.load.clock if node.load and node.load.clock else None,
+        features=facts.features,
+        driver=facts.gpu_driver.version,
+        cuda=facts.gpu_driver.cuda,
+        why_no_gpus=facts.gpu_driver.absent,
+        gpus=tuple(_gpu(gpu, node, shards) for gpu in facts.gpus),
+        ports=tuple(_port(port, node, now) for port in facts.ports),
+        imex=facts.imex,
+        managers=facts.managers,
+        interfaces=host.interfaces,
+        disks=host.disks,
+        limits=msgspec.structs.asdict(host.limits),
+        engines=facts.installs,
+        weights=facts.weights,
+        shards=views,
+        strays=strays,
+        problems=problems,
+    )
+
+
+def _gpu(gpu: Gpu, node: Node, shards: list[Shard]) -> GpuView:
+    load = node.gpu_loads.get(gpu.uuid) or GpuLoad(gpu.uuid)
+    here = [shard for shard in shards if gpu.uuid in shard.spec.gpus and shard.want is not Want.STOP]
+    processes = [process for process in node.gpu_processes if process.gpu == gpu.uuid]
+    fabric = gpu.fabric
+    return GpuView(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        name=gpu.name,
+        pci=gpu.pci,
+        serial=gpu.serial,
+        memory_bytes=gpu.memory_bytes,
+        reserved_bytes=sum(shard.spec.resources.gpu_memory_bytes for shard in here),
+        used_bytes=load.memory_used_bytes,
+        foreign_bytes=sum(process.memory_bytes or 0 for process in processes if not process.shard),
+        unified_memory=gpu.unified_memory,
+        compute_capability=gpu.compute_capability,
+        mig_enabled=gpu.mig_enabled,
+        utilization_percent=load.utilization_percent,
+        temperature_c=load.temperature_c,
+        power_w=load.power_w,
+        throttle=load.throttle,
+        pcie_gen=load.pcie_gen,
+        pcie_gen_max=gpu.pcie_gen_max,
+        pcie_width=load.pcie_width,
+        pcie_width_max=gpu.pcie_width_max,
+        ecc_uncorrected=load.ecc_uncorrected,
+        ecc_corrected=load.ecc_corrected,
+        remap_pending=load.remap_pending,
+        remap_failed=load.remap_failed,
+        nvlinks=gpu.nvlinks,
+        nvlinks_up=load.nvlinks_up,
+        nvlink_errors=load.nvlink_errors,
+        nvlink_state=fabric.state if fabric else "",
+        nvlink_domain=(fabric.domain or "") if fabric else "",
+        nvlink_healthy=fabric.healthy if fabric else None,
+        shards=tuple(shard.id for shard in here),
+        processes=tuple(
+            GpuProcessView(pid=process.pid, name=process.name, memory_bytes=process.memory_bytes, shard=process.shard)
+            for process in processes
+        ),
+        unreadable=gpu.unreadable,
+    )
+
+
+def _port(port: Port, node: Node, now: float) -> PortView:
+    reading = node.ports.get((port.device, port.number))
+    load = reading.load if reading else None
+    rates = dict(sorted(reading.rates.items())) if reading else {}
+    return PortView(
+        device=port.device,
+        number=port.number,
+        kind=port.kind,
+        role=port.role,
+        rail=port.rail,
+        fabric=port.fabric,
+        state=_state(node, port),
+        physical_state=(load.physical_state if load else "") or port.physical_state,
+        rate_gbps=load.rate_gbps if load and load.rate_gbps is not None else port.rate_gbps,
+        rate_text=port.rate_text,
+        link_layer=port.link_layer,
+        netdev=port.netdev,
+        mtu=port.mtu,
+        lid=port.lid,
+        sm_lid=load.sm_lid if load and load.sm_lid is not None else port.sm_lid,
+        port_guid=port.port_guid,
+        pci=port.pci,
+        numa_node=port.numa_node,
+        pcie_gen=port.pcie_gen,
+        pcie_gen_max=port.pcie_gen_max,
+        pcie_width=port.pcie_width,
+        pcie_width_max=port.pcie_width_max,
+        driver=port.driver,
+        firmware=port.firmware,
+        board=port.board,
+        received_bytes_per_second=rates.get("port_rcv_data"),
+        sent_bytes_per_second=rates.get("port_xmit_data"),
+        rates=rates,
+        counters=dict(sorted(load.counters.items())) if load else {},
+        counters_age=max(0.0, now - reading.at) if reading else None,
+        gids=tuple(GidView(index=gid.index, gid=gid.gid, type=gid.type, netdev=gid.netdev) for gid in port.gids),
+        nearest_gpus=port.nearest_gpus,
+        unreadable=port.unreadable,
+    )

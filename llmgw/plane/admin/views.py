@@ -1,0 +1,151 @@
+"""The admin API's answers about the fleet, each a pure function of the world and the time.
+
+`now` is the plane's monotonic clock, from which ages are counted; `wall` is Unix seconds and only shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from llmgw import __version__
+from llmgw.errors import NotFound
+from llmgw.plane.admin.nodeview import grades, node_reply, node_rows, problem_views
+from llmgw.plane.admin.seams import Traffic
+from llmgw.plane.admin.shardview import model_views, replica_views, waiting, why_reply
+from llmgw.plane.events import Event
+from llmgw.plane.world import Node, Stage, World
+from llmgw.wire.api import (
+    EventView,
+    ModelsReply,
+    NodeReply,
+    NodesReply,
+    OverviewReply,
+    ProblemsReply,
+    ReplicasReply,
+    StatusReply,
+    WhyReply,
+)
+from llmgw.wire.facts import ModelName, NodeId
+
+
+def nodes(world: World, now: float) -> NodesReply:
+    return NodesReply(nodes=node_rows(world, now))
+
+
+def node(world: World, now: float, name: str) -> NodeReply:
+    """One node. Raises NotFound, naming the near miss."""
+    return node_reply(known_node(world, name), world, now)
+
+
+def models(world: World, now: float, wall: float) -> ModelsReply:
+    return ModelsReply(models=model_views(world, now, wall))
+
+
+def replicas(world: World, now: float, wall: float, traffic: Traffic) -> ReplicasReply:
+    return ReplicasReply(replicas=replica_views(world, now, wall, in_flight=traffic.in_flight))
+
+
+def problems(world: World, now: float) -> ProblemsReply:
+    return ProblemsReply(problems=problem_views(world.nodes.values(), now))
+
+
+def why(world: World, now: float, wall: float, name: str) -> WhyReply:
+    """Why a model is not fully placed (D7). Raises NotFound for one that is neither wanted nor running."""
+    model = ModelName(name)
+    if model not in world.models and all(shard.model != model for shard in world.shards.values()):
+        raise NotFound(f"no model is called {name!r}", remedy=_near(name, world.models, "llmgw ctl models"))
+    return why_reply(model, world, now, wall)
+
+
+def status(
+    world: World, now: float, wall: float, *, plane: str, since: float, traffic: Traffic, latest: int
+) -> StatusReply:
+    """The fleet in a few numbers; `since` is when this plane started (monotonic)."""
+    return _status(
+        world, now, wall, plane, since, traffic, latest, replicas(world, now, wall, traffic), models(world, now, wall)
+    )
+
+
+def overview(
+    world: World,
+    now: float,
+    wall: float,
+    *,
+    plane: str,
+    since: float,
+    traffic: Traffic,
+    latest: int,
+    events: Iterable[Event],
+) -> OverviewReply:
+    """What the page shows, of one moment."""
+    running, wanted = replicas(world, now, wall, traffic), models(world, now, wall)
+    return OverviewReply(
+        status=_status(world, now, wall, plane, since, traffic, latest, running, wanted),
+        nodes=node_rows(world, now),
+        models=wanted.models,
+        replicas=running.replicas,
+        problems=problem_views(world.nodes.values(), now),
+        events=tuple(map(event, events)),
+    )
+
+
+def _status(
+    world: World,
+    now: float,
+    wall: float,
+    plane: str,
+    since: float,
+    traffic: Traffic,
+    latest: int,
+    running: ReplicasReply,
+    wanted: ModelsReply,
+) -> StatusReply:
+    stages = Counter(node.stage for node in world.nodes.values())
+    states = Counter(view.state for view in running.replicas)
+    why, seconds = waiting(world, now)
+    return StatusReply(
+        plane=plane,
+        version=__version__,
+        uptime=max(0.0, now - since),
+        clock=wall,
+        nodes={stage.value: stages[stage] for stage in Stage if stages[stage]},
+        nodes_connected=sum(node.connected for node in world.nodes.values()),
+        nodes_cordoned=sum(node.cordoned or node.draining for node in world.nodes.values()),
+        gpus=sum(len(node.facts.gpus) for node in world.nodes.values() if node.facts),
+        models=len(world.models),
+        models_complete=sum(view.ready >= view.wanted for view in wanted.models if view.model in world.models),
+        replicas_wanted=sum(model.replicas for model in world.models.values()),
+        replicas=dict(sorted(states.items())),
+        strays=len(world.strays),
+        problems=grades(world.nodes.values(), now),
+        waiting=why,
+        waiting_for=seconds,
+        gateway=dict(traffic.totals),
+        latest_event=latest,
+    )
+
+
+def event(happened: Event) -> EventView:
+    return EventView(
+        id=happened.id,
+        clock=happened.clock,
+        kind=happened.kind,
+        subject=happened.subject,
+        text=happened.text,
+        data=dict(happened.data),
+    )
+
+
+def known_node(world: World, name: str) -> Node:
+    """A node by name. Raises NotFound, naming the near miss."""
+    found = world.nodes.get(NodeId(name))
+    if found is None:
+        raise NotFound(f"no node is called {name!r}", remedy=_near(name, world.nodes, "llmgw ctl nodes"))
+    return found
+
+
+def _near(name: str, names: Mapping[NodeId, object] | Mapping[ModelName, object], listing: str) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {close[0]!r}? (`{listing}` lists all)" if close else f"`{listing}` lists all"
