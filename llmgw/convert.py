@@ -93,10 +93,10 @@ def is_mapping(hint: object) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def near(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
     """The known word that was probably meant; "" when none is close."""
     by_fold = {name.casefold().replace("-", "_"): name for name in known}
-    found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_fold, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_fold, n=1, cutoff=closeness)
     return by_fold[found[0]] if found else ""
 
 
@@ -130,7 +130,7 @@ def _scalar(value: object, hint: object, unit: str) -> object:
             raise ValueError(f"{kind(value)} is too large")
         return value
     if hint is float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
             raise ValueError(f"{_UNITS.get(unit, 'a number')} is due, not {kind(value)}")
         if unit and value < 0:
             raise ValueError(f"{_UNITS[unit]} is due, not less than nothing ({value})")
@@ -149,6 +149,13 @@ def _scalar(value: object, hint: object, unit: str) -> object:
 
 
 _UNITS = {"bytes": "a size (bytes, or text such as '512MiB')", "seconds": "a duration (seconds, or text such as '30s')"}
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _path(text: str) -> Path:

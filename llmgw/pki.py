@@ -146,6 +146,12 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_host(host: str) -> str:
+    """A name or address that a plane's certificate can have. Raises BadInput."""
+    _general_name(host)
+    return _plain(host)
+
+
 def peer(certificate: x509.Certificate) -> Peer:
     """Whom a certificate names."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

@@ -39,6 +39,8 @@ def parse_toml(text: str, name: str) -> dict[str, object]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         words = str(error)
+    except ValueError:
+        raise BadToml(name, "holds a number of more digits than any that can be meant") from None
     except RecursionError:
         raise BadToml(name, "nested too deep") from None
     found = _place.search(words)
@@ -141,23 +143,24 @@ class Table:
             raise self.error(f"tables are due, not {found}", key, remedy=f"write [[{dotted((*self.path, key))}]]")
         return tuple(Table(item, self.file, (*self.path, key, index)) for index, item in enumerate(value))
 
-    def read(self, settings: type[T], also: Iterable[str] = ()) -> T:
+    def read(self, settings: type[T], also: Iterable[str] = (), *, unit: str = "") -> T:
         """This table as a settings class: every key checked, unknown ones refused.
 
-        `also` are keys that the caller reads itself. A ValueError of the class or of a field's validator
-        becomes an error with its line.
+        `also` are keys that the caller reads itself. `unit` "seconds" says that the class counts all its fractions
+        in seconds. A ValueError or BadInput of the class or of a field's validator becomes an error with its line.
         """
         fields = [field for field in attrs.fields(cast("type[attrs.AttrsInstance]", settings)) if field.init]
         self.refuse_unknown([*(field.name for field in fields), *also])
-        hints = _hints(settings)
+        hints = _hints(settings, unit)
         found: dict[str, object] = {}
         for field in fields:
             hint = hints[field.name]
-            if field.name in self.values or _is_settings(hint):
+            nested = _is_settings(unwrap(hint)[0]) and field.default is not None
+            if field.name in self.values or nested:
                 found[field.name] = self.value(field.name, hint)
             name = self.environment.name(field.name)
             text = self.environment.values.get(name)
-            if text is not None and not _is_settings(hint):
+            if text is not None and not nested:
                 try:
                     found[field.name] = from_text(text, hint)
                 except ValueError as error:
@@ -169,14 +172,14 @@ class Table:
                 self._validate(field, found[field.name])
         try:
             return settings(**found)
-        except ValueError as error:
-            raise self.error(str(error)) from None
+        except (ValueError, BadInput) as error:
+            raise self._wrapped(error) from None
 
     def value(self, key: str, hint: object) -> object:
         """One key's value as a plain type, `Bytes`, `Seconds`, a settings class, or a tuple or mapping of those."""
-        bare, _ = unwrap(hint)
+        bare, unit = unwrap(hint)
         if _is_settings(bare):
-            return self.table(key).read(cast("type[object]", bare))
+            return self.table(key).read(cast("type[object]", bare), unit=unit)
         if key not in self.values:
             raise self.error(f"the key {key!r} is missing")
         arguments = get_args(bare)
@@ -194,15 +197,25 @@ class Table:
         assert field.validator is not None
         try:
             field.validator(None, field, value)
-        except ValueError as error:
-            words = str(error.args[0] if error.args else error)
-            raise self.error(words.removeprefix(f"{field.name!r} "), field.name) from None
+        except (ValueError, BadInput) as error:
+            raise self._wrapped(error, field.name) from None
+
+    def _wrapped(self, error: ValueError | BadInput, key: str | None = None) -> BadToml:
+        if isinstance(error, BadToml):
+            return error
+        if isinstance(error, BadInput):
+            return self.error(error.what, key, remedy=error.remedy)
+        words = str(error.args[0] if error.args else error)  # attrs' own validators carry more arguments
+        return self.error(words.removeprefix(f"{key!r} "), key)
 
 
 def names(settings: type[object], environment: Environment) -> frozenset[str]:
     """Every environment variable that `Table.read` looks at for a settings class."""
     found: set[str] = set()
+    fields = {field.name for field in attrs.fields(cast("type[attrs.AttrsInstance]", settings)) if field.init}
     for name, hint in _hints(settings).items():
+        if name not in fields:
+            continue
         bare, _ = unwrap(hint)
         found |= (
             names(cast("type[object]", bare), environment.below(name))
@@ -235,8 +248,15 @@ def _is_settings(hint: object) -> bool:
 _places = cache(places.places)
 
 
-def _hints(settings: type[object]) -> Mapping[str, object]:
-    return get_type_hints(settings, include_extras=True)
+def _hints(settings: type[object], unit: str = "") -> Mapping[str, object]:
+    """The types of a class's fields. A field of bytes is known by its name, too: `most_body_bytes`."""
+    found = get_type_hints(settings, include_extras=True)
+    for name, hint in found.items():
+        if hint is int and name.endswith("_bytes"):
+            found[name] = Bytes
+        elif hint is float and unit == "seconds":
+            found[name] = Seconds
+    return found
 
 
 __all__ = [

@@ -1,0 +1,128 @@
+"""plane.toml: everything that an operator may decide about a plane, with its default."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import attrs
+
+from llmgw import config, pki
+from llmgw.config import Listen, LogSettings
+from llmgw.errors import BadInput
+from llmgw.plane.gateway.settings import GatewaySettings
+from llmgw.plane.world import Settings as Judgement
+from llmgw.toml import Seconds
+from llmgw.wire.facts import EngineInstall
+
+PREFIX = "LLMGW_PLANE"
+DIRECTORY = Path("/var/lib/llmgw-plane")
+ETC = Path("/etc/llmgw/plane.toml")
+
+
+def _a_url(_settings: object, _field: object, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"{url!r} is not an http:// or https:// address")
+
+
+@attrs.frozen
+class StaticEndpoint:
+    """[[endpoints]]: an engine that this plane does not run. `upstream_model` is the model's name there."""
+
+    model: str = attrs.field(validator=attrs.validators.min_len(1))
+    url: str = attrs.field(validator=_a_url)
+    api_key: str = attrs.field(default="", repr=False)
+    upstream_model: str = ""
+
+
+@attrs.frozen
+class Gateway(GatewaySettings):
+    """[gateway]. `inside` runs it in the plane's own process; else `llmgw-plane gateway` does."""
+
+    inside: bool = True
+
+
+@attrs.frozen
+class PlaneSettings:
+    """plane.toml. Paths are relative to `directory`, and that to the file; by default it is where the file is."""
+
+    directory: Path = Path()
+    name: str = attrs.field(factory=lambda: socket.gethostname()[:64] or "plane")
+
+    #: Where agents connect, where operators do, and where applications do.
+    agents: Listen = Listen("0.0.0.0", 7443)
+    admin: Listen = Listen("127.0.0.1", 7444)
+    serve: Listen = Listen("0.0.0.0", 7480)
+    #: Further names and addresses under which this plane is reached: they go into its certificate.
+    hosts: tuple[str, ...] = ()
+    #: What other planes and their agents are told to connect to, wss://HOST:PORT; "": the first of `hosts`.
+    advertise: str = ""
+
+    heartbeat: Seconds = attrs.field(default=5.0, validator=[attrs.validators.ge(0.2), attrs.validators.le(60.0)])
+    judgement: Annotated[Judgement, "seconds"] = Judgement()
+
+    store: Path = Path("plane.db")
+    models: Path = Path("models.toml")
+    #: Files of bearer tokens for the admin API, one a line.
+    admin_tokens: Path = Path("admin.token")
+
+    endpoints: tuple[StaticEndpoint, ...] = ()
+    gateway: Annotated[Gateway, "seconds"] = Gateway()
+    #: Engines that every node which can should have: name -> version, "" for any.
+    engines: Mapping[str, str] = attrs.field(factory=dict)
+
+    log: LogSettings = LogSettings()
+    insecure: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        config.refuse_insecure(self.insecure, {"agents": self.agents.host, "admin": self.admin.host})
+        ports = [listen.port for listen in (self.agents, self.admin, self.serve) if listen.port]
+        if len(set(ports)) < len(ports):
+            raise ValueError(
+                f"agents, admin and serve need ports of their own: {self.agents}, {self.admin}, {self.serve}"
+            )
+        judged = self.judgement
+        if not self.heartbeat < judged.unreachable_after < judged.lost_after:
+            raise ValueError(
+                f"heartbeat ({self.heartbeat:g} s) must be below unreachable_after ({judged.unreachable_after:g} s), "
+                f"and that below lost_after ({judged.lost_after:g} s)"
+            )
+        if not 0 < judged.together_share <= 1:
+            raise ValueError(
+                f"together_share is a share of the fleet, above 0 and at most 1, not {judged.together_share:g}"
+            )
+        for host in self.hosts:
+            pki.check_host(host)
+
+    @property
+    def wanted_engines(self) -> tuple[EngineInstall, ...]:
+        return tuple(EngineInstall(engine=name, version=version) for name, version in sorted(self.engines.items()))
+
+    def path(self, relative: Path) -> Path:
+        """A path of these settings, as it is from anywhere."""
+        return self.directory / relative
+
+
+def load(
+    path: Path | None, *, directory: Path | None = None, environ: Mapping[str, str] | None = None
+) -> PlaneSettings:
+    """The settings of a plane; `directory` replaces what the file says. Raises BadInput."""
+    settings = config.load(PlaneSettings, path, PREFIX, environ)
+    return attrs.evolve(settings, directory=config.home(settings.directory, path, directory, DIRECTORY, ETC))
+
+
+def find(config_file: Path | None, directory: Path | None) -> Path | None:
+    """Where plane.toml is; None when there is none, and the defaults count."""
+    place = (directory or DIRECTORY) / "plane.toml"
+    found = config.find(config_file, f"{PREFIX}_CONFIG", *([place] if directory else [ETC, place]))
+    if found is not None and not found.is_file():
+        raise BadInput(f"{found} is not a file", remedy="see --config")
+    return found
