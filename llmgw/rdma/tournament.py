@@ -36,7 +36,8 @@ def rounds(nodes: Sequence[str]) -> tuple[Round, ...]:
         for at in range(count // 2):
             a, b = names[at], names[count - 1 - at]
             if a is not None and b is not None:
-                pairs.append((a, b) if (turn + at) % 2 else (b, a))
+                # The node that stays alternates by round, the others by the place they have moved to.
+                pairs.append((a, b) if (at or turn) % 2 else (b, a))
         schedule.append(tuple(pairs))
         names = [names[0], names[-1], *names[1:-1]]
     return tuple(schedule)
