@@ -1,8 +1,8 @@
 """Which ports are on one fabric, who manages it, and what happened to its managers.
 
-A fabric is a label where one is configured, else the set of ports that report the same subnet managers; its name is then
-the smallest GUID of all managers known when it was first seen, and stays through every failover. Nothing else tells fabrics
-apart: GID prefix and LIDs repeat on each (C10).
+A fabric is a label where one is configured, else the set of ports that report the same subnet managers; its name is
+then the smallest GUID of all managers known when it was first seen, and stays through every failover. Nothing else
+tells fabrics apart: GID prefix and LIDs repeat on each (C10).
 
 Reports come one port at a time and lag behind one another, so a change of master is told at the first port that sees it
 and once for the fabric; anything that a failover also looks like for a while (nobody answers, two masters) counts only
@@ -94,6 +94,10 @@ class Fabric:
         """Who is master by the ports that get an answer now: two while a fabric is split."""
         return frozenset(view.master for view in self.ports.values() if view.answering)
 
+    def under(self, master: str) -> list[PortKey]:
+        """The ports that this master answers now, sorted."""
+        return sorted(key for key, view in self.ports.items() if view.answering and view.master == master)
+
     @property
     def standbys(self) -> tuple[SubnetManager, ...]:
         """The standbys that answer, by priority and then GUID as they would be elected."""
@@ -125,7 +129,7 @@ def known(names: Iterable[tuple[str, Iterable[str]]], now: float) -> Managers:
 def fold(
     state: Managers, key: PortKey, label: str, report: PortManagers, now: float, patience: Patience | None = None
 ) -> tuple[Managers, tuple[Told, ...]]:
-    """One port's report taken in: the new state, and what it tells."""
+    """One port's report taken in: the new state, and what it tells at once. `judge` tells the rest."""
     patience = patience or Patience()
     answered = [one for one in (report.master, *report.others) if one is not None and one.guid and not one.error]
     master = report.master if report.master and report.master.state == "master" and not report.master.error else None
@@ -153,14 +157,13 @@ def fold(
     if master is not None and before.master and before.master != master.guid:
         fabric, change = _changed(fabric, key, before.master, master, now, patience)
         told += change
-    if master is not None and (not fabric.master or fabric.masters <= {master.guid} or before.master != master.guid):
+    if master is not None and not fabric.master:
         fabric = attrs.evolve(fabric, master=master.guid)
-    fabric, more = _judged(fabric, now, patience)
-    return attrs.evolve(state, fabrics=state.fabrics.set(name, fabric)), told + more
+    return attrs.evolve(state, fabrics=state.fabrics.set(name, fabric)), told
 
 
-def pass_time(state: Managers, now: float, patience: Patience | None = None) -> tuple[Managers, tuple[Told, ...]]:
-    """What holds for long enough by now, though nobody reported anything new."""
+def judge(state: Managers, now: float, patience: Patience | None = None) -> tuple[Managers, tuple[Told, ...]]:
+    """What is wrong by now, or over, in any fabric: to be asked every few seconds, whether or not anybody reported."""
     patience = patience or Patience()
     told: tuple[Told, ...] = ()
     for name, fabric in state.fabrics.items():
@@ -360,10 +363,7 @@ def _troubles(fabric: Fabric, now: float, patience: Patience) -> Iterable[tuple[
             yield "sm-none", (text, patience.hold)
         return
     if len(masters) > 1:
-        halves = "; ".join(
-            f"{guid} for {_named([key for key, view in fabric.ports.items() if view.answering and view.master == guid])}"
-            for guid in sorted(masters)
-        )
+        halves = "; ".join(f"{guid} for {_named(fabric.under(guid))}" for guid in sorted(masters))
         yield "sm-split", (f"two masters at once, so it is split: {halves}", patience.hold)
     for guid in sorted(masters):
         seen = fabric.managers.get(guid)
@@ -376,19 +376,17 @@ def _troubles(fabric: Fabric, now: float, patience: Patience) -> Iterable[tuple[
                     "the smaller GUID decides who is master; give them different ones"
                 )
                 yield f"sm-equal-priority {'+'.join(sorted((guid, other.guid)))}", (text, 0.0)
-        if seen.manager.activity is not None and now - seen.moved_at >= patience.frozen and seen.at > seen.moved_at:
-            text = f"the activity count of the master {guid} stands at {seen.manager.activity} since {now - seen.moved_at:.0f} s"
+        still = now - seen.moved_at
+        if seen.manager.activity is not None and still >= patience.frozen:
+            text = f"the activity count of the master {guid} stands at {seen.manager.activity} for {still:.0f} s now"
             yield f"sm-hung {guid}", (text, 0.0)
     for guid, seen in sorted(fabric.managers.items()):
         # Who was master is told by the change itself; a standby that goes is told here.
-        if (
-            seen.silent_since is not None
-            and seen.manager.state == "standby"
-            and now - seen.silent_since < patience.forget
-        ):
+        silent = None if seen.silent_since is None else now - seen.silent_since
+        if silent is not None and seen.manager.state == "standby" and silent < patience.forget:
             yield f"sm-standby-missing {guid}", (f"the standby {guid} does not answer any more", patience.hold)
 
 
 def _named(keys: list[PortKey]) -> str:
-    first = ", ".join(str(key) for key in sorted(keys)[:3])
+    first = ", ".join(str(key) for key in keys[:3])
     return first if len(keys) <= 3 else f"{first} and {len(keys) - 3} more ports"
