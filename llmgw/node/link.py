@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import attrs
@@ -74,10 +74,17 @@ async def dial(to: Address, context: ssl.SSLContext | None, path: str = "/agent"
                 if context is not None:
                     stream = trio.SSLStream(socket, context, server_hostname=to.host, https_compatible=True)
                     await stream.do_handshake()
+                watched = Watched(stream)
+                nursery.start_soon(watched.fail)
                 connection = await ws.wrap_client_stream(
-                    nursery, stream, to.host, path, message_queue_size=16, max_message_size=MESSAGE_BYTES
+                    nursery,
+                    watched,  # type: ignore[arg-type] # any stream will do: only an endpoint's name wants more
+                    to.host,
+                    path,
+                    message_queue_size=16,
+                    max_message_size=MESSAGE_BYTES,
                 )
-            opened = True
+            opened = watched.opened = True
             try:
                 yield WebSocketFrames(connection)
             except Exception as error:
@@ -93,6 +100,57 @@ async def dial(to: Address, context: ssl.SSLContext | None, path: str = "/agent"
             await trio.aclose_forcefully(socket)
     if inside is not None:
         raise inside
+
+
+class Watched(trio.abc.Stream):
+    """A stream that tells of its end while the WebSocket is being opened.
+
+    trio-websocket waits for ever for the answer to its handshake when the connection breaks meanwhile, and forgets
+    the reason. In TLS 1.3 that is the moment in which a refused certificate shows.
+    """
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._over = trio.Event()
+        self._error: BaseException | None = None
+        self.opened = False
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        try:
+            data = await self._stream.receive_some(max_bytes)
+        except trio.BrokenResourceError as error:
+            self._error = error
+            self._over.set()
+            raise
+        if not data:
+            self._over.set()
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            if not self.opened:
+                # The other side closed; what it said before lies unread, and is the reason.
+                self._error = error
+                with trio.move_on_after(0.5), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self.receive_some()
+                self._over.set()
+            raise
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def fail(self) -> None:
+        """Raise what ended the stream, if that was before it was opened."""
+        await self._over.wait()
+        # Whoever answered the handshake and then closed is heard first: its answer says more.
+        await trio.sleep(0.05)
+        if not self.opened:
+            raise self._error or trio.BrokenResourceError("closed during the handshake")
 
 
 def why(error: BaseException, to: Address) -> str:

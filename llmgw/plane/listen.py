@@ -30,6 +30,8 @@ log = structlog.get_logger("llmgw.listen")
 
 #: Longest single WebSocket message of a verified agent: longer frames come in parts (A13).
 MESSAGE_BYTES = 1 << 20
+#: What is read from a connection at once: a heartbeat in one piece, a part in a few.
+RECEIVE_BYTES = 32 << 10
 #: Connections in TLS or WebSocket handshake at one time; further ones wait in the kernel's queue.
 HANDSHAKES = 64
 HANDSHAKE_WITHIN = 15.0
@@ -119,6 +121,7 @@ class Listener:
                         await secure.do_handshake()
             except trio.BrokenResourceError as error:
                 log.warning("TLS refused", address=address, error=explain(error, address))
+                await _last_words(socket, secure)
                 return
             peer, stream = peer_of(secure), secure
         limit = MESSAGE_BYTES if peer is not None or self.context is None else MOST_BYTES_STRANGER
@@ -200,7 +203,9 @@ async def _websocket(
     try:
         async with trio.open_nursery() as nursery:
             with trio.fail_after(HANDSHAKE_WITHIN):
-                request = await ws.wrap_server_stream(nursery, stream, message_queue_size=16, max_message_size=limit)
+                request = await ws.wrap_server_stream(
+                    nursery, stream, message_queue_size=16, max_message_size=limit, receive_buffer_size=RECEIVE_BYTES
+                )
                 connection = await request.accept()
             yield request.path, WebSocketFrames(connection)
             with trio.move_on_after(2, shield=True):
@@ -214,6 +219,24 @@ async def _websocket(
         ws.HandshakeError,
     ):
         pass  # the peer left; whoever was reading has heard of it as Closed
+
+
+async def _last_words(socket: trio.SocketStream, secure: trio.SSLStream[trio.SocketStream]) -> None:
+    """Send the alert that says why the handshake failed, and let it be read.
+
+    trio leaves it in the buffer, and an agent would see nothing but a closed connection. Closing on unread bytes
+    would reset the connection under the alert, so what the peer still sends is taken for a moment.
+    """
+    outgoing: ssl.MemoryBIO | None = getattr(secure, "_outgoing", None)
+    with trio.move_on_after(1.0):
+        try:
+            if outgoing is not None and (alert := outgoing.read()):
+                await socket.send_all(alert)
+            await socket.send_eof()
+            while await socket.receive_some(4096):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
 
 
 def _address(socket: trio.SocketStream) -> str:
