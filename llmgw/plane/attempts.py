@@ -1,0 +1,184 @@
+"""What a node's word makes of a shard: its transitions, its failures and how long to wait before the next attempt.
+
+Pure. Fencing is here as well (D4): what is told of another generation, or by another node than the one that holds
+the placement, never touches the shard; it is a stray, to be stopped.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from llmgw.plane.events import Event
+from llmgw.plane.world import Failure, Settings, Shard, Stray, Want, World
+from llmgw.wire.agent import ShardStatus
+from llmgw.wire.facts import NodeId, ShardId, ShardState
+
+#: Causes that the same command meets on every node: moving it would only spread the failure.
+EVERYWHERE = frozenset({"bad-argument", "bad-profile", "bad-shape", "context-too-long", "model-unsupported"})
+
+#: Causes that a restart does not mend: waiting longer costs nothing, and logs stay readable.
+HOPELESS = EVERYWHERE | {
+    "broken-weights",
+    "cpu-unsupported",
+    "driver-too-old",
+    "gpu-missing",
+    "gpu-unsupported",
+    "missing-weights",
+    "module-missing",
+    "not-installed",
+    "unsupported",
+}
+
+_ENDED = (ShardState.FAILED, ShardState.STOPPED)
+
+
+def delay(failures: int, *, was_ready: bool, cause_code: str = "", settings: Settings) -> float:
+    """Seconds from the failure number `failures` (the first is 1) of a crash loop to the next attempt.
+
+    An engine that served and died is tried again at once; one that never came up is given time.
+    """
+    hopeless = cause_code in HOPELESS
+    base, cap = (settings.hopeless, settings.hopeless_cap) if hopeless else (settings.restart, settings.restart_cap)
+    if failures <= 1 and was_ready and not hopeless:
+        return 0.0
+    return float(min(cap, base * 2.0 ** min(max(failures - 1, 0), 40)))
+
+
+def tell(
+    world: World, node: NodeId, status: ShardStatus, now: float, clock: float, settings: Settings
+) -> tuple[World, tuple[Event, ...]]:
+    """What one node says of one shard."""
+    shard = world.shards.get(status.shard)
+    if shard is None or shard.node != node or shard.generation != status.generation:
+        return _stray(world, shard, node, status, clock)
+    if (node, status.shard) in world.strays:
+        world = attrs.evolve(world, strays=world.strays.delete((node, status.shard)))
+    before = shard.status
+    if before is not None and before.state is status.state and before.port == status.port:
+        # Progress, or the same told again: no transition (B7).
+        if before == status:
+            return world, ()
+        return attrs.evolve(world, shards=world.shards.set(shard.id, attrs.evolve(shard, status=status))), ()
+    updated = _transition(shard, status, now, clock, settings)
+    world = attrs.evolve(world, shards=world.shards.set(shard.id, updated), version=world.version + 1)
+    if before is not None and before.state is status.state:
+        return world, ()  # only the port is new: routes need it, nobody else does
+    return world, (_event(shard, updated, status, clock),)
+
+
+def unmentioned(
+    world: World, node: NodeId, listed: frozenset[ShardId], now: float, clock: float
+) -> tuple[World, tuple[Event, ...]]:
+    """A Register does not list shards that are placed on its node: it does not run them.
+
+    One that was seen there at this generation has ended, whatever ended it. One that was never seen may not have
+    been told to start at all; it is left for its command to be told again, at the same generation.
+    """
+    events: list[Event] = []
+    for shard in world.shards.values():
+        if shard.node != node or shard.id in listed or shard.status is None or shard.state in _ENDED:
+            continue
+        gone = ShardStatus(
+            shard=shard.id,
+            replica=shard.replica,
+            model=shard.model,
+            generation=shard.generation,
+            state=ShardState.STOPPED,
+            cause="the node does not know this shard any more",
+            cause_code="forgotten",
+        )
+        updated = attrs.evolve(shard, status=gone, status_at=now, ready_at=None, not_before=now)
+        world = attrs.evolve(world, shards=world.shards.set(shard.id, updated), version=world.version + 1)
+        events.append(_event(shard, updated, gone, clock))
+    return world, tuple(events)
+
+
+def _transition(shard: Shard, status: ShardStatus, now: float, clock: float, settings: Settings) -> Shard:
+    updated = attrs.evolve(shard, status=status, status_at=now)
+    if status.state is ShardState.READY:
+        return attrs.evolve(updated, ready_at=shard.ready_at if shard.ready_at is not None else now)
+    if status.state not in _ENDED or shard.want is not Want.RUN:
+        return attrs.evolve(updated, ready_at=None)
+    was_ready = shard.ready_at is not None
+    if shard.last_failure is not None and shard.last_failure.generation == status.generation:
+        # Told again after this plane or the stream started anew: counted already.
+        wait = delay(shard.restarts, was_ready=was_ready, cause_code=status.cause_code, settings=settings)
+        return attrs.evolve(updated, ready_at=None, not_before=now + wait)
+    held = 0.0 if shard.ready_at is None else now - shard.ready_at
+    fresh = held >= settings.stable
+    failures = 1 if fresh else shard.restarts + 1
+    failure = Failure(
+        generation=status.generation,
+        clock=clock,
+        exit_code=status.exit_code,
+        signal=status.signal,
+        cause=status.cause or status.detail,
+        lines=status.lines,
+    )
+    return attrs.evolve(
+        updated,
+        ready_at=None,
+        restarts=failures,
+        failed_here=1 if fresh else shard.failed_here + 1,
+        not_before=now + delay(failures, was_ready=was_ready, cause_code=status.cause_code, settings=settings),
+        first_failure=failure if fresh or shard.first_failure is None else shard.first_failure,
+        last_failure=failure,
+    )
+
+
+def _stray(
+    world: World, shard: Shard | None, node: NodeId, status: ShardStatus, clock: float
+) -> tuple[World, tuple[Event, ...]]:
+    key, known = (node, status.shard), world.strays.get((node, status.shard))
+    if not status.state.alive:
+        if known is None or known.status.generation > status.generation:
+            return world, ()
+        return attrs.evolve(world, strays=world.strays.delete(key), version=world.version + 1), ()
+    if known is not None and known.status.generation == status.generation:
+        if known.status == status:
+            return world, ()
+        return attrs.evolve(world, strays=world.strays.set(key, Stray(node, status))), ()
+    if shard is None:
+        why = "nothing placed it"
+    elif shard.node != node:
+        why = f"it is placed on {shard.node} at generation {shard.generation}"
+    elif status.generation < shard.generation:
+        why = f"generation {shard.generation} has replaced it"
+    else:
+        why = f"the newest generation known here is {shard.generation}"
+    event = Event(
+        kind="shard-stray",
+        subject=f"shard:{status.shard}",
+        text=f"{node} runs {status.shard} at generation {status.generation}, but {why}: it is to be stopped",
+        clock=clock,
+        data={"node": str(node), "generation": str(status.generation), "state": status.state.value},
+    )
+    world = attrs.evolve(world, strays=world.strays.set(key, Stray(node, status)), version=world.version + 1)
+    return world, (event,)
+
+
+def _event(before: Shard, after: Shard, status: ShardStatus, clock: float) -> Event:
+    data = {
+        "node": str(after.node),
+        "model": str(after.model),
+        "generation": str(after.generation),
+        "before": before.state.value,
+        "after": status.state.value,
+    }
+    text = f"{after.id} on {after.node}: {before.state.value} -> {status.state.value}"
+    if before.status is None:
+        text = f"{after.id} on {after.node}: {status.state.value}"
+    how = []
+    if status.signal:
+        how.append(f"signal {status.signal}")
+    elif status.exit_code is not None and status.state is ShardState.FAILED:
+        how.append(f"exit code {status.exit_code}")
+    if status.cause:
+        how.append(status.cause)
+    if status.adopted and before.status is None:
+        how.append("adopted")
+    if status.lines and status.state is ShardState.FAILED:
+        data["last_line"] = status.lines[-1]
+    if how:
+        text += f" ({', '.join(how)})"
+    return Event(kind=f"shard-{status.state.value}", subject=f"shard:{after.id}", text=text, clock=clock, data=data)

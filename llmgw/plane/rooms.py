@@ -1,0 +1,191 @@
+"""What a node still has to give: its GPUs, threads, memory and disk, less what is reserved, measured or foreign (B4).
+
+Pure. A `Room` is computed from the node and the shards placed on it, so that it can never drift from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from llmgw.plane.world import Node, Shard
+from llmgw.wire.facts import Gpu, Grade
+
+#: Memory that a driver and a display server hold on an idle GPU is nobody's load.
+IDLE_BYTES = 1 << 30
+
+
+@attrs.frozen
+class Unit:
+    """A GPU, or a MIG device where MIG is on: what one shard takes whole. Bytes are None where unknown.
+
+    `broken` says why it takes no shard at all, `apart` why it takes none that spans GPUs; "" when all is well.
+    """
+
+    uuid: str
+    memory_bytes: int | None
+    foreign_bytes: int
+    capability: tuple[int, int] | None
+    holder: str = ""  # the shard that it is reserved for
+    broken: str = ""
+    broken_age: float | None = None
+    apart: str = ""
+    warned: bool = False
+
+    @property
+    def offered_bytes(self) -> int | None:
+        return None if self.memory_bytes is None else self.memory_bytes - self.foreign_bytes
+
+
+@attrs.frozen
+class Room:
+    """One node as placement sees it. Free amounts may be negative: a node can be promised too much by its past."""
+
+    node: Node
+    units: tuple[Unit, ...]
+    threads: int
+    threads_free: int
+    memory_bytes: int
+    memory_free: int
+    disk_free: int | None
+    weights: frozenset[str]
+    labels: Mapping[str, str]
+    sick: str = ""  # a bad problem of the node itself
+    holders: tuple[str, ...] = ()
+    facts_age: float | None = None
+    heard_age: float | None = None
+
+
+def labels_of(node: Node) -> dict[str, str]:
+    """A node's labels: its own from its configuration, and the operator's, which win."""
+    return {**(node.facts.labels if node.facts else {}), **dict(node.labels)}
+
+
+def room(node: Node, shards: Iterable[Shard], now: float) -> Room:
+    """What `node` has to give beside `shards`, which are all those placed on it."""
+    facts = node.facts
+    held = tuple(shards)
+    heard_age = None if node.heard_at is None else max(0.0, now - node.heard_at)
+    if facts is None:
+        return Room(node, (), 0, 0, 0, 0, None, frozenset(), labels_of(node), heard_age=heard_age)
+    weights = frozenset(w.source for w in facts.weights if w.complete and not w.error)
+    threads = facts.host.cpu.threads
+    asked = [shard.spec.resources for shard in held]
+    memory_free = facts.host.memory_bytes - sum(r.memory_bytes for r in asked)
+    if node.load is not None and node.load.memory_available_bytes:
+        # What is available now, less what the shards here may still grow into.
+        growth = 0
+        for shard in held:
+            load = node.shard_loads.get(shard.id)
+            growth += max(0, shard.spec.resources.memory_bytes - (load.rss_bytes if load else 0))
+        memory_free = min(memory_free, node.load.memory_available_bytes - growth)
+    disk = next((d.free_bytes for d in facts.host.disks if d.purpose == "weights"), None)
+    if disk is not None:
+        disk -= sum(s.spec.resources.disk_bytes for s in held if s.spec.source not in weights)
+    bad = [
+        open_
+        for open_ in node.problems.values()
+        if open_.problem.grade is Grade.BAD and open_.acknowledged_until is None
+    ]
+    sick = next((f"{o.problem.code}: {o.problem.text}" for o in bad if o.problem.subject == "node"), "")
+    return Room(
+        node=node,
+        units=_units(node, held, now),
+        threads=threads,
+        threads_free=threads - sum(r.cpu_threads for r in asked),
+        memory_bytes=facts.host.memory_bytes,
+        memory_free=memory_free,
+        disk_free=disk,
+        weights=weights,
+        labels=labels_of(node),
+        sick=sick,
+        holders=tuple(sorted(shard.id for shard in held)),
+        facts_age=None if node.facts_at is None else max(0.0, now - node.facts_at),
+        heard_age=heard_age,
+    )
+
+
+def _units(node: Node, held: tuple[Shard, ...], now: float) -> tuple[Unit, ...]:
+    assert node.facts is not None
+    if not node.facts.gpus:
+        return ()
+    holders = {uuid: str(shard.id) for shard in held for uuid in shard.spec.gpus}
+    ours = {shard.id for shard in held}
+    foreign: dict[str, int] = {}
+    own: dict[str, int] = {}
+    for process in node.gpu_processes:
+        total = own if process.shard in ours else foreign
+        total[process.gpu] = total.get(process.gpu, 0) + (process.memory_bytes or 0)
+    units: list[Unit] = []
+    for gpu in sorted(node.facts.gpus, key=lambda g: (g.index is None, g.index or 0, g.uuid)):
+        broken, age, warned = _health(node, gpu, now)
+        apart = _fabric(gpu)
+        if gpu.fabric is not None and gpu.fabric.state == "not-started" and not broken:
+            broken, age = "its fabric is not started: is the fabric manager running?", None
+        if gpu.mig_enabled:
+            units += [
+                Unit(
+                    mig.uuid,
+                    mig.memory_bytes,
+                    foreign.get(mig.uuid, 0),
+                    gpu.compute_capability,
+                    holders.get(mig.uuid, ""),
+                    broken or _bad(node, mig.uuid, now)[0],
+                    age,
+                    "MIG devices do not reach one another",
+                    warned,
+                )
+                for mig in gpu.mig_devices
+            ]
+            continue
+        load = node.gpu_loads.get(gpu.uuid)
+        # A driver may hide processes (containers do): what is used beyond our own is foreign all the same.
+        measured = 0
+        if load is not None and load.memory_used_bytes is not None and gpu.uuid not in holders:
+            measured = load.memory_used_bytes - own.get(gpu.uuid, 0)
+        taken = max(foreign.get(gpu.uuid, 0), measured if measured > IDLE_BYTES else 0)
+        units.append(
+            Unit(
+                gpu.uuid,
+                gpu.memory_bytes,
+                taken,
+                gpu.compute_capability,
+                holders.get(gpu.uuid, ""),
+                broken,
+                age,
+                apart,
+                warned,
+            )
+        )
+    return tuple(units)
+
+
+def _health(node: Node, gpu: Gpu, now: float) -> tuple[str, float | None, bool]:
+    if gpu.unreadable:
+        return f"cannot be read: {gpu.unreadable}", None, False
+    broken, age = _bad(node, gpu.uuid, now)
+    subject = f"gpu:{gpu.uuid}"
+    warned = any(key[0] == subject and o.problem.grade is Grade.WARN for key, o in node.problems.items())
+    return broken, age, warned
+
+
+def _bad(node: Node, uuid: str, now: float) -> tuple[str, float | None]:
+    subject = f"gpu:{uuid}"
+    for key in sorted(node.problems):
+        open_ = node.problems[key]
+        if key[0] == subject and open_.problem.grade is Grade.BAD and open_.acknowledged_until is None:
+            return f"{open_.problem.code}: {open_.problem.text}", max(0.0, now - open_.first_at)
+    return "", None
+
+
+def _fabric(gpu: Gpu) -> str:
+    """Why a GPU cannot work together with others; "" where it can, or where there is no NVLink fabric to wait for."""
+    fabric = gpu.fabric
+    if fabric is None or fabric.state in ("not-supported", ""):
+        return ""
+    if fabric.state != "completed":
+        return f"its fabric is not ready ({fabric.state})"
+    if fabric.status != 0:
+        return f"its fabric failed (status {fabric.status})"
+    return ""

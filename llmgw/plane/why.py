@@ -1,0 +1,185 @@
+"""Why a model is not fully placed or not ready, node by node, and the smallest change that would help (D7). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+from msgspec import Struct
+
+from llmgw.errors import NotFound
+from llmgw.plane.place import Need, Rooms
+from llmgw.plane.world import Model, Profile, Reason, Shard, Stage, Want, World
+from llmgw.wire.facts import ModelName, NodeId, ShardState
+
+#: What it takes to pass each check, from a command to a purchase: the smallest sum over a node's checks wins.
+_EFFORT: Mapping[str, int] = {
+    "cordon": 1,
+    "drain": 1,
+    "labels": 2,
+    "stage": 3,
+    "inventory": 3,
+    "disk": 4,
+    "gpu-foreign": 4,
+    "engine": 5,
+    "node-health": 5,
+    "gpu-health": 6,
+    "gpu-fabric": 6,
+    "gpus-free": 8,
+    "cpu-threads": 8,
+    "memory": 8,
+    "gpu-memory": 50,
+    "compute-capability": 50,
+    "gpus": 50,
+}
+_HARDEST = 50
+
+
+class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One shard of the model: where it is, what it does, and what is in its way."""
+
+    shard: str
+    node: str
+    generation: int
+    state: str
+    text: str
+
+
+@attrs.frozen
+class Why:
+    """The whole answer. `text` is one sentence; `reasons` are per node, the nearest to fitting first."""
+
+    model: ModelName
+    wanted: int
+    placed: int
+    ready: int
+    text: str
+    standings: tuple[Standing, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    smallest_change: str = ""
+
+
+def why(world: World, name: ModelName, now: float) -> Why:
+    """How a model stands. Raises NotFound for a name that no model has."""
+    model = world.models.get(name)
+    shards = sorted((s for s in world.shards.values() if s.model == name), key=lambda s: s.id)
+    if model is None:
+        if not shards:
+            raise NotFound(f"there is no model {name!r}", remedy="`llmgw ctl models` lists them")
+        spec = shards[0].spec  # the model was removed and its last shards are on their way out
+        model = Model(name=name, profile=Profile(engine=spec.engine, source=spec.source), replicas=0)
+    running = [shard for shard in shards if shard.want is Want.RUN]
+    ready = sum(shard.state is ShardState.READY and _reachable(world, shard) for shard in running)
+    standings = tuple(_standing(world, shard, now) for shard in shards)
+    placed, wanted = len(running), model.replicas
+    if world.settling_until is not None and now < world.settling_until and placed < wanted:
+        wait = world.settling_until - now
+        text = f"nothing is placed before the known nodes have had time to return: {wait:.0f} s more at most"
+        return Why(name, wanted, placed, ready, text, standings)
+    if placed >= wanted:
+        text = "every replica is ready" if ready >= wanted else f"{wanted} replicas are placed, {ready} ready"
+        if placed > wanted:
+            text += f"; {placed - wanted} more are being replaced or stopped"
+        return Why(name, wanted, placed, ready, text, standings)
+    need = Need.of(model)
+    rooms = Rooms(world, now)
+    missing = wanted - placed
+    if not world.nodes:
+        text = f"{missing} of {wanted} replicas are not placed: no node has joined"
+        change = "join a node: `llmgw ctl token create`, then `llmgw-node join` there"
+        return Why(name, wanted, placed, ready, text, standings, (), change)
+    if rooms.choose(need, name) is not None:
+        text = f"{missing} of {wanted} replicas are not placed yet; there is room, so the next round places one"
+        return Why(name, wanted, placed, ready, text, standings)
+    reasons = rooms.refused(need)
+    text = f"{missing} of {wanted} replicas are not placed: no node passes every check"
+    return Why(name, wanted, placed, ready, text, standings, nearest(reasons), smallest(reasons, need))
+
+
+def nearest(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The reasons with the node nearest to fitting first."""
+    by_node = _by_node(reasons)
+    return tuple(reason for node in sorted(by_node, key=lambda n: (_cost(by_node[n]), n)) for reason in by_node[node])
+
+
+def smallest(reasons: Iterable[Reason], need: Need) -> str:
+    """The change that makes one node pass all its checks with the least effort, in words; "" without any node."""
+    by_node = _by_node(reasons)
+    if not by_node:
+        return ""
+    best = min(by_node, key=lambda node: (_cost(by_node[node]), node))
+    return "; ".join(_change(reason, need) for reason in by_node[best])
+
+
+def _by_node(reasons: Iterable[Reason]) -> dict[NodeId, list[Reason]]:
+    found: dict[NodeId, list[Reason]] = {}
+    for reason in reasons:
+        found.setdefault(reason.node, []).append(reason)
+    return found
+
+
+def _cost(reasons: Iterable[Reason]) -> int:
+    return sum(_EFFORT.get(reason.check, _HARDEST) for reason in reasons)
+
+
+def _change(reason: Reason, need: Need) -> str:
+    node, resources = reason.node, need.resources
+    match reason.check:
+        case "cordon":
+            return f"`llmgw ctl uncordon {node}`"
+        case "drain":
+            return f"`llmgw ctl uncordon {node}` ends its drain"
+        case "labels":
+            return f"`llmgw ctl label {node} {reason.needed}`"
+        case "stage" | "inventory":
+            return f"bring {node} back: its agent is not heard"
+        case "engine":
+            return f"install {reason.needed} on {node} ({reason.value})"
+        case "node-health" | "gpu-health":
+            return f"mend {node} ({reason.value}), or acknowledge the problem"
+        case "gpu-fabric":
+            return f"bring the NVLink fabric of {node} up ({reason.value})"
+        case "gpu-foreign":
+            return f"stop what else holds GPU memory on {node} ({reason.value})"
+        case "disk":
+            return f"free disk for weights on {node}: {reason.needed} needed, {reason.value} there"
+        case "gpus-free":
+            return f"free GPUs on {node}: {reason.value}, {reason.needed} needed"
+        case "cpu-threads":
+            return f"free CPU threads on {node}, or ask for fewer than {resources.cpu_threads}: {reason.value}"
+        case "memory":
+            return f"free memory on {node}, or ask for less than {reason.needed}: {reason.value} is free"
+        case "gpus":
+            return f"add a node with {resources.gpus} GPUs, or ask for fewer: {node} has {reason.value}"
+        case "gpu-memory":
+            return f"add a node whose GPUs have {reason.needed}, or ask for less: {node} has {reason.value}"
+        case "compute-capability":
+            return f"add a node with compute capability {reason.needed}: {node} has {reason.value}"
+    return f"{node}: {reason.check} {reason.value} must become {reason.needed}"
+
+
+def _standing(world: World, shard: Shard, now: float) -> Standing:
+    state = shard.state
+    words = [shard.why] if shard.why else []
+    if shard.want is not Want.RUN:
+        words.append(f"told to {shard.want.value}")
+    node = world.nodes.get(shard.node)
+    if node is None or node.stage is not Stage.READY:
+        words.append(f"{shard.node} is {'not known' if node is None else node.stage.value}")
+    if state is ShardState.FAILED and shard.last_failure is not None:
+        words.append(f"failed {shard.restarts} times in a row: {shard.last_failure.cause or 'no cause known'}")
+        if shard.not_before is not None and shard.not_before > now:
+            words.append(f"tried again in {shard.not_before - now:.0f} s")
+    elif shard.restarts:
+        words.append(f"attempt {shard.restarts + 1}")
+    if shard.status is not None and shard.status.progress is not None and state is not ShardState.READY:
+        done = shard.status.progress
+        words.append(f"{done.what}: {done.done}" + (f" of {done.total}" if done.total is not None else ""))
+    return Standing(
+        shard=shard.id, node=shard.node, generation=shard.generation, state=state.value, text="; ".join(words)
+    )
+
+
+def _reachable(world: World, shard: Shard) -> bool:
+    node = world.nodes.get(shard.node)
+    return node is not None and node.stage in (Stage.READY, Stage.UNREACHABLE)
