@@ -58,9 +58,9 @@ class PlaneSettings:
     name: str = attrs.field(factory=lambda: socket.gethostname()[:64] or "plane")
 
     #: Where agents connect, where operators do, and where applications do.
-    agents: Listen = Listen("0.0.0.0", 7443)
-    admin: Listen = Listen("127.0.0.1", 7444)
-    serve: Listen = Listen("0.0.0.0", 7480)
+    agents_listen: Listen = Listen("0.0.0.0", 7443)
+    admin_listen: Listen = Listen("127.0.0.1", 7444)
+    gateway_listen: Listen = Listen("0.0.0.0", 7480)
     #: Further names and addresses under which this plane is reached: they go into its certificate.
     hosts: tuple[str, ...] = ()
     #: What other planes and their agents are told to connect to, wss://HOST:PORT; "": the first of `hosts`.
@@ -83,12 +83,18 @@ class PlaneSettings:
     insecure: bool = False
 
     def __attrs_post_init__(self) -> None:
-        config.refuse_insecure(self.insecure, {"agents": self.agents.host, "admin": self.admin.host})
-        ports = [listen.port for listen in (self.agents, self.admin, self.serve) if listen.port]
+        listens = {
+            "agents_listen": self.agents_listen,
+            "admin_listen": self.admin_listen,
+            "gateway_listen": self.gateway_listen,
+        }
+        # The gateway speaks plain HTTP in any mode: it is for a trusted network, or stands behind a TLS proxy.
+        config.refuse_insecure(
+            self.insecure, {key: listen.host for key, listen in listens.items() if key != "gateway_listen"}
+        )
+        ports = [listen.port for listen in listens.values() if listen.port]
         if len(set(ports)) < len(ports):
-            raise ValueError(
-                f"agents, admin and serve need ports of their own: {self.agents}, {self.admin}, {self.serve}"
-            )
+            raise ValueError(f"each listener needs a port of its own, not {', '.join(map(str, listens.values()))}")
         judged = self.judgement
         if not self.heartbeat < judged.unreachable_after < judged.lost_after:
             raise ValueError(
