@@ -1,0 +1,234 @@
+"""Which engines serve which model, decided from the world (F1). Pure.
+
+`Routes` is also what the plane sends to gateways that are processes of their own, so it is a wire value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+import attrs
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmgw.errors import BadInput
+from llmgw.plane.world import Shard, Stage, Want, World
+from llmgw.wire.facts import ShardState
+
+
+class Endpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one replica answers.
+
+    `replica` is its id; a static endpoint's is "static:" and its URL. `prefix` stands before "/v1/...".
+    `api_key` is sent upstream as a bearer token; `upstream_model` replaces the model's name there.
+    """
+
+    replica: str
+    host: str
+    port: int
+    tls: bool = False
+    prefix: str = ""
+    api_key: str = ""
+    upstream_model: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.replica} at {self.authority}>"
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+class ModelState(StrEnum):
+    """READY: an engine serves it. STARTING: one is on its way, so waiting helps. UNPLACED: waiting does not."""
+
+    READY = "ready"
+    STARTING = "starting"
+    UNPLACED = "unplaced"
+
+
+class ModelRoute(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model's endpoints, and in words why there are none. Engines take it first come, first served."""
+
+    state: ModelState
+    endpoints: tuple[Endpoint, ...] = ()
+    reason: str = ""
+
+
+class Routes(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything a gateway knows of the fleet. Never changed in place.
+
+    `settling`: the plane has started a moment ago and not all nodes have returned, so that an endpoint that is
+    missing here may well be serving (D3).
+    """
+
+    models: dict[str, ModelRoute] = {}
+    settling: bool = False
+
+
+def _usable_url(_endpoint: object, _attribute: object, url: str) -> None:
+    remedy = "give it as http://host:port or https://host/v1"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as broken:
+        raise BadInput(f"endpoint url {url!r} cannot be read ({broken})", remedy=remedy) from None
+    if not usable:
+        raise BadInput(f"endpoint url {url!r} names no http or https server", remedy=remedy)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise BadInput(
+            f"endpoint url {parts.scheme}://{parts.hostname} carries a user, a query or a fragment",
+            remedy="leave them out; a key goes into api_key",
+        )
+    if any(not "!" <= letter <= "~" for letter in url):
+        raise BadInput(f"endpoint url {url!r} has spaces, control characters or letters outside ASCII", remedy=remedy)
+
+
+def _plain(_endpoint: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if any(not " " <= letter <= "~" for letter in value):
+        raise BadInput(f"an endpoint's {attribute.name} has control characters or letters outside ASCII")
+
+
+def _named(_endpoint: object, _attribute: object, value: str) -> None:
+    if not value:
+        raise BadInput("an endpoint has no model", remedy='name the model that it serves: model = "..."')
+
+
+@attrs.frozen
+class StaticEndpoint:
+    """An engine (or another service with OpenAI's API) that llmgw does not run, from `[[endpoints]]`.
+
+    `url` may end in /v1 or not. `upstream_model` is the model's name there, where it differs.
+    """
+
+    model: str = attrs.field(validator=_named)
+    url: str = attrs.field(validator=_usable_url)
+    api_key: str = attrs.field(default="", repr=False, validator=_plain)
+    upstream_model: str = ""
+
+    def endpoint(self) -> Endpoint:
+        parts = urlsplit(self.url)
+        tls = parts.scheme == "https"
+        return Endpoint(
+            replica=f"static:{self.url}",
+            host=parts.hostname or "",
+            port=parts.port or (443 if tls else 80),
+            tls=tls,
+            prefix=parts.path.rstrip("/").removesuffix("/v1").rstrip("/"),
+            api_key=self.api_key,
+            upstream_model=self.upstream_model,
+        )
+
+
+def routes_of(world: World, endpoints: Iterable[StaticEndpoint] = ()) -> Routes:
+    """The routes that the world as it is asks for.
+
+    A replica is routed to when its leading shard is ready, wanted to run, and has a port; a node that is
+    silent for a moment keeps its traffic, a lost one does not (D1).
+    """
+    serving: dict[str, list[Endpoint]] = {}
+    placed: dict[str, list[Shard]] = {}
+    for shard in sorted(world.shards.values(), key=lambda shard: shard.id):
+        if shard.rank != 0:
+            continue
+        if shard.want is Want.RUN:
+            placed.setdefault(shard.model, []).append(shard)
+        endpoint = _endpoint_of(world, shard)
+        if endpoint is not None:
+            serving.setdefault(shard.model, []).append(endpoint)
+    outside: dict[str, list[Endpoint]] = {}
+    for entry in endpoints:
+        outside.setdefault(entry.model, []).append(entry.endpoint())
+
+    models: dict[str, ModelRoute] = {}
+    for name in sorted({*world.models, *serving, *outside}):
+        ready = (*serving.get(name, ()), *outside.get(name, ()))
+        if ready:
+            models[name] = ModelRoute(state=ModelState.READY, endpoints=ready)
+        else:
+            models[name] = _without_endpoint(world, name, placed.get(name, []))
+    return Routes(models=models, settling=world.settling_until is not None)
+
+
+def _endpoint_of(world: World, shard: Shard) -> Endpoint | None:
+    node = world.nodes.get(shard.node)
+    if node is None or node.stage not in (Stage.READY, Stage.UNREACHABLE) or not node.address:
+        return None
+    if shard.want is not Want.RUN or shard.state is not ShardState.READY or not shard.status or not shard.status.port:
+        return None
+    return Endpoint(replica=shard.replica, host=node.address, port=shard.status.port)
+
+
+def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRoute:
+    if placed:
+        shard = max(placed, key=lambda shard: _NEARNESS.get(shard.state, 0))
+        reason = f"replica {shard.replica} on {shard.node} is {shard.state.value}"
+        failure = shard.last_failure
+        if shard.status and shard.status.progress and shard.status.progress.total:
+            progress = shard.status.progress
+            reason += f" ({100 * progress.done // (progress.total or 1)} % of {progress.what})"
+        elif failure and failure.cause:
+            reason += f"; it failed before: {failure.cause}"
+        return ModelRoute(state=ModelState.STARTING, reason=reason)
+    if world.settling_until is not None:
+        return ModelRoute(state=ModelState.STARTING, reason="the plane has just started and waits for its nodes")
+    model = next((model for key, model in world.models.items() if key == name), None)
+    if model is not None and model.replicas == 0:
+        return ModelRoute(state=ModelState.UNPLACED, reason="it is scaled to zero replicas")
+    unplaced = next((entry for key, entry in world.unplaced.items() if key == name), None)
+    if unplaced is None:
+        return ModelRoute(state=ModelState.STARTING, reason="it is about to be placed")
+    # Names of nodes are for operators: `ctl why` tells them all. A client learns the kinds of check that failed.
+    checks = sorted({reason.check for reason in unplaced.reasons if reason.check})
+    why = f"no node fits ({', '.join(checks)})" if checks else "no node fits"
+    return ModelRoute(state=ModelState.UNPLACED, reason=why)
+
+
+#: How near to ready a shard is: a client is told of the nearest one.
+_NEARNESS = {ShardState.FETCHING: 1, ShardState.STARTING: 2, ShardState.READY: 3}
+
+
+def settled(old: Routes | None, new: Routes) -> Routes:
+    """The routes to use on news from the plane: while it settles, what served before goes on serving (D3)."""
+    if old is None or not new.settling:
+        return new
+    models = dict(new.models)
+    for name, before in old.models.items():
+        if not before.endpoints:
+            models.setdefault(name, before)
+            continue
+        now = models.get(name)
+        known = {endpoint.replica for endpoint in now.endpoints} if now else set()
+        kept = tuple(endpoint for endpoint in before.endpoints if endpoint.replica not in known)
+        if kept:
+            there = now.endpoints if now else ()
+            models[name] = ModelRoute(state=ModelState.READY, endpoints=(*there, *kept))
+    return replace(new, models=models)
+
+
+def choose(
+    endpoints: tuple[Endpoint, ...],
+    in_flight: Mapping[str, int],
+    out: Mapping[str, object],
+    turn: int,
+    tried: Iterable[str] = (),
+) -> Endpoint | None:
+    """The endpoint with the fewest requests in flight; `turn` rotates those that tie. None: none is left.
+
+    Those that are `out` (excluded, F3) or were `tried` by this request already are left out.
+    """
+    best, least = None, 0
+    count = len(endpoints)
+    for step in range(count):
+        endpoint = endpoints[(turn + step) % count]
+        if endpoint.replica in out or endpoint.replica in tried:
+            continue
+        flying = in_flight.get(endpoint.replica, 0)
+        if best is None or flying < least:
+            best, least = endpoint, flying
+            if not flying:
+                break
+    return best
