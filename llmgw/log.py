@@ -204,3 +204,10 @@ class _Factory:
 
     def __call__(self, *names: object) -> _Logger:
         return _Logger(self._out, str(names[0]) if names else "")
+
+
+def shout(words: str) -> None:
+    """A warning that nobody who looks at the start of a log can miss."""
+    log = structlog.get_logger("llmgw")
+    for line in ("!" * len(words), words, "!" * len(words)):
+        log.warning(line)

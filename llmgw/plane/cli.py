@@ -1,0 +1,83 @@
+"""`llmgw-plane`: make a plane, check it, run it, run a gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmgw import __version__
+
+_config = click.option("--config", type=click.Path(path_type=Path), help="plane.toml; else /etc/llmgw, else --dir.")
+_directory = click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), help="The plane's state [default: /var/lib/llmgw-plane]."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="llmgw-plane")
+def plane() -> None:
+    """The control plane of llmgw: it places models on nodes and relays requests to them."""
+
+
+@plane.command()
+@_directory
+@click.option("--host", "hosts", multiple=True, help="A further name or address of this plane; may be repeated.")
+def init(directory: Path | None, hosts: tuple[str, ...]) -> None:
+    """Make a new plane: its CA, its certificates, the admin API's token, plane.toml."""
+    from llmgw.plane import init as making
+    from llmgw.plane.settings import DIRECTORY
+
+    made = making.init(directory or DIRECTORY, hosts)
+    option = f" --dir {made.directory}" if directory else ""
+    click.echo(f"A plane lies in {made.directory}. Its CA's fingerprint is {made.fingerprint}")
+    click.echo(f"It can be reached as {', '.join(made.hosts)}")
+    click.echo(f"\nNext:\n  llmgw-plane run{option}\n  llmgw ctl{option} token create    # one for each node")
+
+
+@plane.command()
+@_config
+@_directory
+def check(config: Path | None, directory: Path | None) -> None:
+    """Read the settings and the certificates, and say what is wrong with them. Changes nothing."""
+    from llmgw.plane.check import check as checked
+    from llmgw.plane.settings import find, load
+
+    found = find(config, directory)
+    settings = load(found, directory=directory)
+    for line in checked(settings, found):
+        click.echo(line)
+
+
+@plane.command()
+@_config
+@_directory
+def run(config: Path | None, directory: Path | None) -> None:
+    """Run the plane until it is stopped."""
+    import trio
+
+    from llmgw import log
+    from llmgw.plane import main
+    from llmgw.plane.settings import find, load
+
+    settings = load(find(config, directory), directory=directory)
+    log.set_up(settings.log)
+    if settings.insecure:
+        log.shout("INSECURE MODE: no certificates; whoever reaches this machine's loopback steers the fleet")
+    trio.run(main.run, settings)
+
+
+@plane.command()
+@_config
+@_directory
+def gateway(config: Path | None, directory: Path | None) -> None:
+    """Run a gateway in a process of its own; several may share one port."""
+    import trio
+
+    from llmgw import log
+    from llmgw.plane.gateway import process
+    from llmgw.plane.settings import find, load
+
+    settings = load(find(config, directory), directory=directory)
+    log.set_up(settings.log)
+    trio.run(process.run, settings)
