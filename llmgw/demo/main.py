@@ -113,9 +113,10 @@ async def _plane(demo: Demo) -> trio.Process:
             "agents_listen": f"127.0.0.1:{demo.ports.agents}",
             "admin_listen": f"127.0.0.1:{demo.ports.admin}",
             "gateway_listen": f"127.0.0.1:{demo.ports.gateway}",
-            "settle": "2s",
         },
     )
+    with config.open("a") as settings:
+        settings.write('\n[judgement]\nsettle = "2s"\n')
     process = await start("llmgw-plane", "run", "--config", str(config), log=demo.root / "plane.log", env=demo.env)
     await _until(demo, process, "the plane", _answers(demo.ports.admin), within=30)
     demo.out.print(f"  [green]plane[/green]   agents :{demo.ports.agents}, admin :{demo.ports.admin}, "
@@ -278,7 +279,7 @@ async def _until(demo: Demo, process: trio.Process | None, what: str, holds: Any
 
 def _empty(demo: Demo) -> Any:
     async def empty() -> bool:
-        return not (await demo.ctl_json("replicas"))["replicas"]
+        return bool((await demo.ctl_json("replicas"))["replicas"] == [])
 
     return empty
 

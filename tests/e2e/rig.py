@@ -1,0 +1,285 @@
+"""The pair as an operator has it: every part a process of its own, started by its own command line.
+
+Real TLS, real files, real engines on the CPU. A test kills, stops and restarts what it likes; when the block ends, no
+process of the rig is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import trio
+
+from llmgw.demo.main import free_ports
+from llmgw.demo.processes import call, environment, leftovers, start, stop
+from llmgw.tinymodel import write_tiny
+
+#: Silence is judged in seconds here and not in minutes; everything else is as it is shipped.
+QUICK = """
+[judgement]
+settle = "3s"
+unreachable_after = "2s"
+lost_after = "5s"
+quiet = "3s"
+"""
+
+MODEL = """
+[[models]]
+name = "{name}"
+replicas = {replicas}
+[models.profile]
+engine = "llamacpp"
+source = "{source}"
+context = 2048
+args = ["-np", "4"]
+resources = {{ cpu_threads = 1, memory = "128MiB" }}
+"""
+
+
+@attrs.define
+class Rig:
+    """A plane and nodes in processes of their own, and how to reach them."""
+
+    root: Path
+    agents: int
+    admin: int
+    serve: int
+    mark: str
+    settings: str = QUICK
+    top: str = ""
+    plane: trio.Process | None = None
+    nodes: dict[str, trio.Process] = attrs.field(factory=dict)
+    gateways: list[trio.Process] = attrs.field(factory=list)
+    _client: httpx.AsyncClient | None = None
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "plane"
+
+    @property
+    def gateway(self) -> str:
+        return f"http://127.0.0.1:{self.serve}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return environment(self.mark)
+
+    @property
+    def api(self) -> httpx.AsyncClient:
+        """The admin API, as an administrator with the bearer token."""
+        if self._client is None:
+            token = (self.directory / "admin.token").read_text().strip()
+            self._client = httpx.AsyncClient(
+                base_url=f"https://127.0.0.1:{self.admin}/api/v1/",
+                verify=ssl.create_default_context(cafile=str(self.directory / "ca.pem")),
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=10,
+            )
+        return self._client
+
+    async def get(self, path: str, **query: Any) -> Any:
+        answer = await self.api.get(path, params=query)
+        answer.raise_for_status()
+        return answer.json()
+
+    # --- starting ------------------------------------------------------------------------------------
+
+    async def make_plane(self) -> None:
+        await call("llmgw-plane", "init", "--dir", str(self.directory), "--host", "127.0.0.1", env=self.env)
+        (self.directory / "plane.toml").write_text(
+            f'name = "test"\nhosts = ["127.0.0.1"]\nagents_listen = "127.0.0.1:{self.agents}"\n'
+            f'admin_listen = "127.0.0.1:{self.admin}"\ngateway_listen = "127.0.0.1:{self.serve}"\n'
+            f'heartbeat = "0.5s"\n{self.top}\n{self.settings}'
+        )
+
+    async def start_plane(self, within: float = 30) -> None:
+        config = str(self.directory / "plane.toml")
+        self.plane = await start("llmgw-plane", "run", "--config", config, log=self.root / "plane.log", env=self.env)
+        await self.until(self.answers, within=within, what="the plane answers")
+
+    async def answers(self) -> bool:
+        if self.plane is not None and self.plane.poll() is not None:
+            raise AssertionError(f"the plane ended:\n{self.log('plane')}")
+        try:
+            return (await self.api.get("status")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def start_gateway(self) -> None:
+        config = str(self.directory / "plane.toml")
+        log = self.root / f"gateway-{len(self.gateways)}.log"
+        self.gateways.append(await start("llmgw-plane", "gateway", "--config", config, log=log, env=self.env))
+
+    async def join(self, name: str) -> None:
+        answer = await self.api.post("tokens", json={"node": name})
+        answer.raise_for_status()
+        url = f"wss://127.0.0.1:{self.agents}"
+        directory = self.root / name
+        token = answer.json()["token"]
+        args = ["join", url, "--token", token, "--name", name, "--dir", str(directory)]
+        await call("llmgw-node", *args, env=self.env)
+        low = 21000 + 400 * len(list(self.root.glob("n*/node.toml")))
+        config = directory / "node.toml"
+        config.write_text(f'engine_ports = "{low}-{low + 399}"\naddress = "127.0.0.1"\n' + config.read_text())
+
+    async def start_node(self, name: str) -> None:
+        config = str(self.root / name / "node.toml")
+        self.nodes[name] = await start(
+            "llmgw-node", "run", "--config", config, log=self.root / f"{name}.log", env=self.env
+        )
+
+    async def apply(self, replicas: int, name: str = "tiny", source: Path | None = None) -> None:
+        source = source or self.root / "tiny.gguf"
+        if not source.exists():
+            write_tiny(source)
+        text = MODEL.format(name=name, replicas=replicas, source=source) if replicas else ""
+        answer = await self.api.post("apply", content=text)
+        assert answer.status_code == 200, answer.text
+
+    # --- looking -------------------------------------------------------------------------------------
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.get("replicas"))["replicas"]
+        return found
+
+    async def ready(self, count: int) -> bool:
+        """Are exactly so many replicas placed, and are all of them ready?"""
+        states = [replica["state"] for replica in await self.replicas()]
+        return states == ["ready"] * count
+
+    async def shards(self) -> dict[str, dict[str, Any]]:
+        return {shard["id"]: shard for replica in await self.replicas() for shard in replica["shards"]}
+
+    async def node(self, name: str) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = (await self.get("nodes"))["nodes"]
+        return next((row for row in rows if row["id"] == name), {"stage": "unknown", "connected": False})
+
+    async def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in (await self.get("events", after=0, limit=10000))["events"] if event["kind"] == kind]
+
+    def engines(self) -> list[int]:
+        """Pids of llama-server processes of this rig."""
+        found = []
+        for pid in leftovers(self.mark):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if b"llama-server" in command.split(b"\0")[0] and state != "Z":
+                found.append(pid)
+        return sorted(found)
+
+    def log(self, name: str, lines: int = 40) -> str:
+        return "\n".join((self.root / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+
+    async def until(
+        self, holds: Callable[[], Awaitable[bool]], *, within: float = 30, what: str = "", every: float = 0.1
+    ) -> float:
+        """Wait until something holds; how long it took."""
+        began = time.monotonic()
+        while not await holds():
+            if time.monotonic() - began > within:
+                logs = "\n".join(f"--- {path.name}\n{self.log(path.stem)}" for path in sorted(self.root.glob("*.log")))
+                raise AssertionError(f"not within {within:g} s: {what}\n{logs}")
+            await trio.sleep(every)
+        return time.monotonic() - began
+
+    async def chat(self, client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+        body = {"model": "tiny", "max_tokens": 24, "messages": [{"role": "user", "content": "The node"}]} | more
+        return await client.post(f"{self.gateway}/v1/chat/completions", json=body)
+
+    # --- breaking --------------------------------------------------------------------------------------
+
+    async def kill(self, process: trio.Process, number: signal.Signals = signal.SIGKILL) -> None:
+        process.send_signal(number)
+        await process.wait()
+
+    async def down(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+        for process in [*self.nodes.values(), *self.gateways, *filter(None, [self.plane])]:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                await stop(process, within=1)
+        for pid in list(leftovers(self.mark)):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@attrs.define
+class Traffic:
+    """Chats that go on in the background: what was answered, and what failed."""
+
+    good: int = 0
+    failures: list[str] = attrs.field(factory=list)
+    stopping: bool = False
+
+    async def run(self, rig: Rig) -> None:
+        async with httpx.AsyncClient(timeout=30) as client:
+            while not self.stopping:
+                try:
+                    answer = await rig.chat(client)
+                except httpx.HTTPError as error:
+                    self.failures.append(f"{type(error).__name__}: {error}")
+                    continue
+                if answer.status_code == 200 and answer.json()["choices"]:
+                    self.good += 1
+                else:
+                    self.failures.append(f"{answer.status_code}: {answer.text[:200]}")
+                await trio.sleep(0.02)
+
+
+@asynccontextmanager
+async def traffic(rig: Rig, streams: int = 2) -> AsyncIterator[Traffic]:
+    """Chats through the gateway while the block runs."""
+    talk = Traffic()
+    async with trio.open_nursery() as nursery:
+        for _ in range(streams):
+            nursery.start_soon(talk.run, rig)
+        yield talk
+        talk.stopping = True
+
+
+@asynccontextmanager
+async def rig(
+    root: Path, nodes: int = 2, *, replicas: int = 0, settings: str = QUICK, top: str = "", gateways: int = 0
+) -> AsyncIterator[Rig]:
+    """A running fleet. With `gateways`, these relay in processes of their own and the plane does not."""
+    agents, admin, serve = free_ports(3)
+    if gateways:
+        settings += "\n[gateway]\ninside = false\n"
+    made = Rig(root, agents, admin, serve, json.dumps(str(root)), settings, top)
+    try:
+        await made.make_plane()
+        await made.start_plane()
+        for _ in range(gateways):
+            await made.start_gateway()
+        for n in range(1, nodes + 1):
+            await made.join(f"n{n}")
+            await made.start_node(f"n{n}")
+        if nodes:
+
+            async def connected() -> bool:
+                return all([(await made.node(f"n{n}"))["connected"] for n in range(1, nodes + 1)])
+
+            await made.until(connected, what="all nodes connected")
+        if replicas:
+            await made.apply(replicas)
+            await made.until(lambda: made.ready(replicas), within=60, what=f"{replicas} replicas ready")
+        yield made
+    finally:
+        with trio.CancelScope(shield=True):
+            await made.down()
