@@ -80,7 +80,7 @@ class ShardView(Struct, frozen=True, kw_only=True):
     waits. `cpu_percent` is of one thread, so may pass 100.
     """
 
-    shard: str = ""
+    id: str = ""
     replica: str = ""
     model: str = ""
     rank: int = 0
@@ -113,7 +113,7 @@ class ShardView(Struct, frozen=True, kw_only=True):
 class ReplicaView(Struct, frozen=True, kw_only=True):
     """One running copy of a model. `state` is that of its slowest shard; `in_flight` the gateway's requests to it."""
 
-    replica: str = ""
+    id: str = ""
     model: str = ""
     state: str = "starting"
     nodes: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class ReplicasReply(Struct, frozen=True, kw_only=True):
 class ModelView(Struct, frozen=True, kw_only=True):
     """A wanted model: how many replicas are wanted, placed and ready, and what keeps the rest away."""
 
-    model: str = ""
+    name: str = ""
     engine: str = ""
     source: str = ""
     revision: int = 0
@@ -201,7 +201,7 @@ class NodeRow(Struct, frozen=True, kw_only=True):
     `stage`: "expected", "ready", "unreachable" or "lost"; `heard_age` is the silence so far.
     """
 
-    node: str = ""
+    id: str = ""
     stage: str = ""
     stage_age: float = 0.0
     connected: bool = False

@@ -72,7 +72,7 @@ def node_row(node: Node, shards: list[Shard], now: float) -> NodeRow:
     loads = node.gpu_loads.values()
     rails = [port for port in facts.ports if port.role == "fabric"]
     return NodeRow(
-        node=node.id,
+        id=node.id,
         stage=node.stage.value,
         stage_age=max(0.0, now - node.stage_at),
         connected=node.connected,

@@ -36,7 +36,7 @@ def shard_view(shard: Shard, node: Node | None, now: float) -> ShardView:
     load = node.shard_loads.get(shard.id) if node else None
     retry = shard.not_before - now if shard.not_before is not None and shard.not_before > now else None
     return ShardView(
-        shard=shard.id,
+        id=shard.id,
         replica=shard.replica,
         model=shard.model,
         rank=shard.rank,
@@ -74,7 +74,7 @@ def stray_view(stray: Stray, node: Node | None) -> ShardView:
     said = stray.status
     load = node.shard_loads.get(said.shard) if node else None
     return ShardView(
-        shard=said.shard,
+        id=said.shard,
         replica=said.replica,
         model=said.model,
         node=stray.node,
@@ -118,7 +118,7 @@ def replica_views(
         _replica(replica, sorted(shards, key=lambda shard: shard.rank), world, now, wall, in_flight)
         for replica, shards in members.items()
     )
-    return tuple(sorted(views, key=lambda view: (view.model, view.replica)))
+    return tuple(sorted(views, key=lambda view: (view.model, view.id)))
 
 
 def _replica(
@@ -135,7 +135,7 @@ def _replica(
     ready_ages = [view.ready_age for view in views if view.ready_age is not None]
     state = least_advanced(shard.state for shard in shards)
     return ReplicaView(
-        replica=replica,
+        id=replica,
         model=shards[0].model,
         state=state.value,
         nodes=tuple(dict.fromkeys(view.node for view in views)),
@@ -176,7 +176,7 @@ def _model(name: ModelName, model: Model | None, replicas: list[ReplicaView], wo
     unplaced = world.unplaced.get(name)
     ready = sum(view.state == ShardState.READY for view in replicas)
     if model is None:
-        return ModelView(model=name, placed=len(replicas), ready=ready, reason="no longer wanted: its replicas end")
+        return ModelView(name=name, placed=len(replicas), ready=ready, reason="no longer wanted: its replicas end")
     profile = model.profile
     reason = ""
     if unplaced is not None:
@@ -184,7 +184,7 @@ def _model(name: ModelName, model: Model | None, replicas: list[ReplicaView], wo
     elif ready < model.replicas:
         reason = next((view.cause for view in replicas if view.state != ShardState.READY and view.cause), "")
     return ModelView(
-        model=name,
+        name=name,
         engine=" ".join(filter(None, (profile.engine, profile.engine_version))),
         source=profile.source,
         revision=model.revision,

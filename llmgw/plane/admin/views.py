@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from llmgw import __version__
+from llmgw.convert import near
 from llmgw.errors import NotFound
 from llmgw.plane.admin.nodeview import grades, node_reply, node_rows, problem_views
 from llmgw.plane.admin.seams import Traffic
@@ -115,7 +115,7 @@ def _status(
         nodes_cordoned=sum(node.cordoned or node.draining for node in world.nodes.values()),
         gpus=sum(len(node.facts.gpus) for node in world.nodes.values() if node.facts),
         models=len(world.models),
-        models_complete=sum(view.ready >= view.wanted for view in wanted.models if view.model in world.models),
+        models_complete=sum(view.ready >= view.wanted for view in wanted.models if view.name in world.models),
         replicas_wanted=sum(model.replicas for model in world.models.values()),
         replicas=dict(sorted(states.items())),
         strays=len(world.strays),
@@ -147,5 +147,5 @@ def known_node(world: World, name: str) -> Node:
 
 
 def _near(name: str, names: Mapping[NodeId, object] | Mapping[ModelName, object], listing: str) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {close[0]!r}? (`{listing}` lists all)" if close else f"`{listing}` lists all"
+    close = near(name, names)
+    return f"did you mean {close!r}? (`{listing}` lists all)" if close else f"`{listing}` lists all"

@@ -82,10 +82,6 @@ def blueprint(admin: Admin) -> Blueprint:
             text = data.decode() if isinstance(data, bytes) else data
         except UnicodeDecodeError as error:
             raise BadInput(f"models.toml is not UTF-8 text (byte {error.start})") from None
-        if not text.strip():
-            raise BadInput(
-                "models.toml is empty", remedy="to end every model say so with a comment: a file with only `# none`"
-            )
         dry_run = flag("dry_run")
         applied = await fleet.apply(text, dry_run=dry_run)
         return answer(

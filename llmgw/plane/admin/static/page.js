@@ -113,8 +113,8 @@ function show(all) {
     [mark(p.grade), p.acknowledged_for != null ? mark("acknowledged") : ""], p.node, p.subject, { n: span(p.age) },
     p.remedy ? `${p.text} — ${p.remedy}` : p.text,
   ], "");
-  table("nodes", all.nodes, n => n.node, n => [
-    n.node,
+  table("nodes", all.nodes, n => n.id, n => [
+    n.id,
     [mark(n.stage), n.connected ? "" : mark("no stream", "wait"), n.draining ? mark("draining") : n.cordoned ? mark("cordoned") : ""],
     { n: n.heard_age == null ? "never" : span(n.heard_age) + " ago" },
     n.address,
@@ -127,15 +127,15 @@ function show(all) {
     problemMarks(n.problems),
     n.version,
   ], "No node has joined: llmgw ctl token create, then llmgw-node join on the machine.");
-  table("models", all.models, m => m.model, m => [
-    m.model, m.engine, { n: m.ready }, { n: m.placed }, { n: m.wanted },
+  table("models", all.models, m => m.name, m => [
+    m.name, m.engine, { n: m.ready }, { n: m.placed }, { n: m.wanted },
     [m.ready >= m.wanted && m.wanted ? mark("complete", "good") : "", [m.reason, m.smallest_change].filter(Boolean).join(" — ")],
   ], "No model is wanted: llmgw ctl apply -f models.toml");
-  table("replicas", all.replicas, r => r.replica, r => {
+  table("replicas", all.replicas, r => r.id, r => {
     const load = name => r.shards.some(s => s[name] != null) ? r.shards.reduce((sum, s) => sum + (s[name] ?? 0), 0) : null;
     const progress = r.shards.map(s => s.progress).find(Boolean);
     return [
-      r.replica,
+      r.id,
       [mark(r.state), progress ? `${progress.what} ${bytes(progress.done)}${progress.total ? " of " + bytes(progress.total) : ""}` : ""],
       r.nodes.join(", "), { n: r.port ?? "" }, { n: span(r.age) }, { n: r.restarts },
       { n: percent(load("cpu_percent")) }, { n: bytes(load("rss_bytes")) }, { n: r.in_flight ?? "" }, r.cause,
@@ -144,7 +144,8 @@ function show(all) {
   table("events", [...all.events].reverse(), e => String(e.id), e => [{ n: clock(e.clock) }, e.kind, e.text], "Nothing has happened yet.");
 }
 
-let lastAnswer = null, since = null;
+let lastAnswer = null, since = null, wake = () => {};
+document.addEventListener("visibilitychange", () => wake());
 
 function say(state, words) {
   const live = byId("live");
@@ -176,10 +177,7 @@ async function watch() {
           (lastAnswer ? `; what you see is of ${lastAnswer.toLocaleTimeString()}` : ""));
       }
     }
-    await new Promise(wake => {
-      setTimeout(wake, PERIOD);
-      document.addEventListener("visibilitychange", wake, { once: true });
-    });
+    await new Promise(awake => { wake = awake; setTimeout(awake, PERIOD); });
   }
 }
 

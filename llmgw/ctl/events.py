@@ -1,0 +1,67 @@
+"""What happened in the fleet, and what happens now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from llmgw.ctl.running import complain, output, pretty, run
+
+if TYPE_CHECKING:
+    from llmgw.ctl.client import Answer, Plane
+
+_POLL = 20.0
+_RETRY = 2.0
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on as they happen, until Ctrl-C.")
+@click.option("-n", "--limit", default=100, type=click.IntRange(1, 10_000), help="How many of the last. [100]")
+@output
+def events(follow: bool, limit: int, output: str) -> None:
+    """What happened, oldest first; with -o json -f one event a line."""
+
+    async def act(plane: Plane) -> None:
+        answer = await plane.get("events", {"limit": limit})
+        if output == "json" and not follow:
+            pretty(answer.data)
+            return
+        latest = _show(answer, output)
+        while follow:
+            latest = await _next(plane, latest, output)
+
+    run(act, output=output)
+
+
+async def _next(plane: Plane, latest: int, output: str) -> int:
+    import trio
+
+    from llmgw.errors import TimedOut, Unavailable
+
+    try:
+        return _show(await plane.get("events", {"after": latest, "wait": _POLL}, within=_POLL + 15), output)
+    except (Unavailable, TimedOut) as error:
+        complain(error, output)
+        await trio.sleep(_RETRY)
+        return latest
+
+
+def _show(answer: Answer, output: str) -> int:
+    import msgspec
+
+    from llmgw.ctl.show import clean, console, when
+    from llmgw.wire.api import EventsReply
+
+    reply = answer.read(EventsReply)
+    out = console()
+    for event in reply.events:
+        if output == "json":
+            click.echo(msgspec.json.encode(event))
+        else:
+            out.print(f"[dim]{when(event.clock)}[/dim]  ", end="")
+            out.print(f"{event.kind}  {clean(event.text)}", markup=False, soft_wrap=True)
+    return reply.latest
+
+
+COMMANDS = (events,)

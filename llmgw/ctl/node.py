@@ -1,0 +1,133 @@
+"""One node: everything about it on one screen, and what an operator does to it."""
+
+from __future__ import annotations
+
+import sys
+from urllib.parse import quote
+
+import click
+
+from llmgw.ctl.complete import node_names
+from llmgw.ctl.naming import NodeGroup
+from llmgw.ctl.running import complain, done, output, show, watched
+from llmgw.errors import BadInput
+
+NAME = click.argument("name", shell_complete=node_names)
+
+
+@click.group(cls=NodeGroup)
+def node() -> None:
+    """Show one node (`node NAME`), or act on it."""
+
+
+@node.command("show")
+@NAME
+@watched
+def show_node(name: str, output: str, watch: float | None) -> None:
+    """Everything the plane knows of a node, on one screen."""
+    from llmgw.ctl import nodetables
+
+    show(f"nodes/{quote(name, safe='')}", nodetables.node, output=output, watch=watch)
+
+
+@node.command()
+@NAME
+@click.option("--why", default="", help="Told to the node, and kept.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output
+def revoke(name: str, why: str, yes: bool, output: str) -> None:
+    """Shut a node out: its certificates count no more, its stream ends. To return it must join again."""
+    _sure(f"Shut {name} out? To return it must join again.", yes)
+    done(_path(name, "revoke"), {"why": why}, output=output)
+
+
+@node.command()
+@NAME
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output
+def forget(name: str, yes: bool, output: str) -> None:
+    """Delete a node that is gone: its cordon, labels and certificates too."""
+    _sure(f"Forget {name}? Its labels are lost, and to return it must join again.", yes)
+    done(_path(name, "forget"), output=output)
+
+
+@node.command()
+@NAME
+@click.argument("labels", nargs=-1, required=True, metavar="KEY=VALUE|KEY-...")
+@output
+def label(name: str, labels: tuple[str, ...], output: str) -> None:
+    """Set labels (KEY=VALUE) and take some away (KEY-)."""
+    wanted: dict[str, str | None] = {}
+    for text in labels:
+        key, equals, value = text.partition("=")
+        if equals and key:
+            wanted[key] = value
+        elif text.endswith("-") and len(text) > 1:
+            wanted[text[:-1]] = None
+        else:
+            error = BadInput(f"{text!r} is no label", remedy="write KEY=VALUE to set, KEY- to take away")
+            complain(error, output)
+            raise click.exceptions.Exit(error.exit_status)
+    done(_path(name, "label"), {"labels": wanted}, output=output)
+
+
+@click.command()
+@NAME
+@output
+def cordon(name: str, output: str) -> None:
+    """Let a node take no new shard; what runs there goes on."""
+    done(_path(name, "cordon"), output=output)
+
+
+@click.command()
+@NAME
+@output
+def uncordon(name: str, output: str) -> None:
+    """Let a node take new shards again."""
+    done(_path(name, "uncordon"), output=output)
+
+
+@click.command()
+@NAME
+@output
+def drain(name: str, output: str) -> None:
+    """Empty a node: its replicas move elsewhere, and it takes no new ones."""
+    done(_path(name, "drain"), output=output)
+
+
+@click.command()
+@NAME
+@output
+def undrain(name: str, output: str) -> None:
+    """End a drain; the node takes shards again."""
+    done(_path(name, "undrain"), output=output)
+
+
+@click.command()
+@NAME
+@click.argument("subject")
+@click.argument("code")
+@click.option("--for", "how_long", default="24h", metavar="TIME", help="For how long (24h); 0 ends it.")
+@output
+def ack(name: str, subject: str, code: str, how_long: str, output: str) -> None:
+    """Acknowledge a problem of a node for a time: SUBJECT and CODE as `problems` shows them."""
+    from llmgw.units import parse_duration
+
+    try:
+        seconds = parse_duration(how_long)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--for") from None
+    done(_path(name, "acknowledge"), {"subject": subject, "code": code, "seconds": seconds}, output=output)
+
+
+def _path(name: str, verb: str) -> str:
+    return f"nodes/{quote(name, safe='')}/{verb}"
+
+
+def _sure(question: str, yes: bool) -> None:
+    """Ask a person; a program has said --yes, or meant it by not having a terminal."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(question, abort=True)
+
+
+COMMANDS = (node, cordon, uncordon, drain, undrain, ack)

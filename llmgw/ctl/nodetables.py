@@ -1,0 +1,246 @@
+"""One node on one screen, and its doctor's findings. Pure."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmgw.ctl.client import Answer
+from llmgw.ctl.show import (
+    Cell,
+    Column,
+    age,
+    clean,
+    columns,
+    counted,
+    fields,
+    number,
+    of,
+    percent,
+    rate,
+    section,
+    size,
+    when,
+    word,
+    words,
+)
+from llmgw.ctl.tables import engines, problem_table, stage
+from llmgw.wire.api import DoctorView, GpuView, NodeReply, PortView, ShardView
+
+
+def node(answer: Answer, width: int) -> RenderableType:
+    """Head, problems, shards, GPUs, ports, NVLink domain and IMEX, disks: what there is of each."""
+    reply = answer.read(NodeReply)
+    parts: list[RenderableType] = [_head(reply)]
+    if reply.problems:
+        parts.append(section("Problems", problem_table(reply.problems, width)))
+    if reply.shards:
+        shown = columns(_SHARDS, map(_shard, reply.shards), nothing="", width=width)
+        parts.append(section("Shards", shown))
+    if reply.strays:
+        shown = columns(_SHARDS, map(_shard, reply.strays), nothing="", width=width)
+        parts.append(section("Processes that no placement claims", shown))
+    if reply.gpus:
+        parts.append(section("GPUs", columns(_GPUS, map(_gpu, reply.gpus), nothing="", width=width)))
+        parts.extend(_foreign(reply.gpus, width))
+    if reply.ports:
+        parts.append(section("RDMA ports", columns(_PORTS, map(_port, reply.ports), nothing="", width=width)))
+    if reply.managers or reply.imex is not None:
+        parts.append(section("Fabric", _fabric(reply)))
+    if reply.disks:
+        rows = ((d.purpose, d.path, of(size(d.free_bytes), size(d.total_bytes)), d.filesystem) for d in reply.disks)
+        heads = (Column("DISK FOR"), Column("PATH"), Column("FREE", right=True), Column("KIND", extra=1))
+        parts.append(section("Disks", columns(heads, rows, nothing="", width=width)))
+    up = [i for i in reply.interfaces if i.up and i.name != "lo"]
+    if up:
+        rows2 = (
+            (i.name, ", ".join(i.addresses), number(i.mtu), f"{i.speed_mbps / 1000:g} Gb/s" if i.speed_mbps else "")
+            for i in up
+        )
+        heads = (Column("INTERFACE"), Column("ADDRESSES"), Column("MTU", right=True, extra=2), Column("SPEED", extra=1))
+        parts.append(section("Network", columns(heads, rows2, nothing="", width=width)))
+    return Group(*parts)
+
+
+def _head(reply: NodeReply) -> RenderableType:
+    row = reply.node
+    memory = None
+    if row.memory_bytes is not None and row.memory_available_bytes is not None:
+        memory = row.memory_bytes - row.memory_available_bytes
+    heard = f"heard {age(row.heard_age)} ago" if row.heard_age is not None else "never heard since the plane started"
+    gpus = f"{row.gpus} {', '.join(row.gpu_names)}".strip() if row.gpus else f"none: {reply.why_no_gpus}"
+    versions = ", ".join(filter(None, (reply.driver and f"driver {reply.driver}", reply.cuda and f"CUDA {reply.cuda}")))
+    pairs: list[tuple[str, Cell]] = [
+        ("node", Text(row.id, style="bold")),
+        ("stage", words(stage(row), f"for {age(row.stage_age)},", heard)),
+        ("address", words(row.address, f"({reply.hostname})" if reply.hostname not in ("", row.id) else "")),
+        ("agent", words(row.version, f"facts {age(reply.facts_age)} old" if reply.facts_age is not None else "")),
+        ("labels", ", ".join(f"{key}={value}" for key, value in row.labels.items())),
+        ("system", ", ".join(filter(None, (reply.os, reply.kernel, reply.arch)))),
+        ("clock there", when(reply.node_clock)),
+        ("CPU", words(f"{row.cpu_threads} threads" if row.cpu_threads else "", reply.cpu_model)),
+        ("load", words(percent(row.cpu_percent), f"load {row.load1:.2f}" if row.load1 is not None else "")),
+        ("memory", of(size(memory), size(row.memory_bytes))),
+        ("GPUs", words(gpus, f"({versions})" if versions else "") if row.gpus or reply.why_no_gpus else ""),
+        ("engines", engines(reply.engines)),
+        ("problems", counted(row.problems)),
+    ]
+    return fields(pairs)
+
+
+_SHARDS = (
+    Column("SHARD"),
+    Column("STATE"),
+    Column("FOR", right=True, extra=4),
+    Column("GEN", right=True, extra=5),
+    Column("PORT", right=True, extra=2),
+    Column("PID", right=True, extra=1),
+    Column("CPU", right=True, extra=6),
+    Column("MEMORY", right=True, extra=6),
+    Column("RESTARTS", right=True, extra=3),
+    Column("LAST FAILURE", extra=3),
+)
+
+
+def _shard(shard: ShardView) -> tuple[Cell, ...]:
+    failure = shard.last_failure
+    return (
+        shard.id,
+        words(
+            word(shard.state),
+            "" if shard.want == "run" else f"to {shard.want}",
+            f"again in {age(shard.retry_in)}" if shard.retry_in is not None else "",
+        ),
+        age(shard.state_age),
+        str(shard.generation),
+        number(shard.port),
+        str(shard.pid or "") + (" adopted" if shard.adopted else ""),
+        percent(shard.cpu_percent),
+        size(shard.rss_bytes),
+        str(shard.restarts) if shard.restarts else "",
+        clean(failure.cause or failure.signal) if failure else "",
+    )
+
+
+_GPUS = (
+    Column("GPU", right=True),
+    Column("NAME", extra=4),
+    Column("USED", right=True),
+    Column("RESERVED", right=True, extra=1),
+    Column("FOREIGN", right=True, extra=1),
+    Column("BUSY", right=True, extra=2),
+    Column("TEMP", right=True, extra=3),
+    Column("POWER", right=True, extra=5),
+    Column("PCIE", extra=6),
+    Column("NVLINK", extra=5),
+    Column("ECC", extra=6),
+    Column("SHARDS", extra=2),
+    Column("PCI", extra=7),
+    Column("UUID", extra=8),
+)
+
+
+def _gpu(gpu: GpuView) -> tuple[Cell, ...]:
+    links = f"{gpu.nvlinks_up if gpu.nvlinks_up is not None else '?'}/{gpu.nvlinks}" if gpu.nvlinks else ""
+    errors = f"{gpu.ecc_uncorrected} uncorrected" if gpu.ecc_uncorrected else ""
+    remap = word("failed") if gpu.remap_failed else Text("remap pending", style="yellow") if gpu.remap_pending else ""
+    return (
+        number(gpu.index),
+        Text(gpu.unreadable, style="red") if gpu.unreadable else gpu.name,
+        of(size(gpu.used_bytes), size(gpu.memory_bytes)),
+        size(gpu.reserved_bytes) if gpu.reserved_bytes else "",
+        size(gpu.foreign_bytes) if gpu.foreign_bytes else "",
+        percent(gpu.utilization_percent),
+        f"{gpu.temperature_c} C" if gpu.temperature_c is not None else "",
+        f"{gpu.power_w:.0f} W" if gpu.power_w is not None else "",
+        _pcie(gpu.pcie_gen, gpu.pcie_width, gpu.pcie_gen_max, gpu.pcie_width_max),
+        words(links, gpu.nvlink_domain),
+        words(errors, remap),
+        ", ".join(gpu.shards),
+        gpu.pci,
+        gpu.uuid,
+    )
+
+
+def _pcie(gen: int | None, width: int | None, gen_max: int | None, width_max: int | None) -> str:
+    now = f"gen{gen or '?'} x{width or '?'}" if gen or width else ""
+    most = f"gen{gen_max or '?'} x{width_max or '?'}" if gen_max or width_max else ""
+    return now if now == most or not most else of(now, most)
+
+
+def _foreign(gpus: tuple[GpuView, ...], width: int) -> list[RenderableType]:
+    rows = [
+        (number(gpu.index), str(process.pid), clean(process.name), size(process.memory_bytes) or "hidden")
+        for gpu in gpus
+        for process in gpu.processes
+        if not process.shard
+    ]
+    if not rows:
+        return []
+    heads = (Column("GPU", right=True), Column("PID", right=True), Column("NAME"), Column("MEMORY", right=True))
+    return [section("Foreign processes on GPUs", columns(heads, rows, nothing="", width=width))]
+
+
+_PORTS = (
+    Column("PORT"),
+    Column("STATE"),
+    Column("RATE", right=True),
+    Column("KIND"),
+    Column("RAIL", right=True, extra=2),
+    Column("FABRIC", extra=3),
+    Column("RECEIVED", right=True, extra=1),
+    Column("SENT", right=True, extra=1),
+    Column("NETDEV", extra=4),
+    Column("MTU", right=True, extra=5),
+    Column("LID", right=True, extra=6),
+    Column("PCIE", extra=6),
+    Column("FIRMWARE", extra=8),
+    Column("PORT GUID", extra=9),
+)
+
+
+def _port(port: PortView) -> tuple[Cell, ...]:
+    up = port.state == "ACTIVE"
+    return (
+        f"{port.device}/{port.number}",
+        words(Text(port.state.lower(), style="green" if up else "red"), "" if up else port.physical_state),
+        f"{port.rate_gbps:g} Gb/s" if port.rate_gbps is not None else "",
+        words(port.kind, "" if port.role == "fabric" else f"({port.role})"),
+        number(port.rail),
+        port.fabric,
+        rate(port.received_bytes_per_second),
+        rate(port.sent_bytes_per_second),
+        port.netdev,
+        number(port.mtu),
+        number(port.lid),
+        _pcie(port.pcie_gen, port.pcie_width, port.pcie_gen_max, port.pcie_width_max),
+        port.firmware,
+        port.port_guid,
+    )
+
+
+def _fabric(reply: NodeReply) -> RenderableType:
+    pairs: list[tuple[str, Cell]] = []
+    for managers in reply.managers:
+        master = managers.master
+        said = managers.error or "no master answers"
+        if master is not None:
+            said = f"master {master.guid}, priority {master.priority}, {len(managers.others)} others"
+        pairs.append((f"SM at {managers.device}/{managers.number}", said))
+    if reply.imex is not None:
+        apart = f"not reached: {', '.join(reply.imex.disconnected)}" if reply.imex.disconnected else ""
+        pairs.append(("IMEX", words(reply.imex.state, f"{len(reply.imex.nodes)} nodes,", apart)))
+    return fields(pairs)
+
+
+_FINDINGS = (Column("OUTCOME"), Column("CHECK"), Column("SUBJECT", extra=1), Column("FOUND"), Column("TO DO"))
+
+
+def findings(reply: DoctorView, width: int) -> RenderableType:
+    """The failures first, then what was a warning, then the rest."""
+    order = {"fail": 0, "warn": 1, "pass": 2}
+    rows = (
+        (word(f.outcome), f.check, f.subject if f.subject != "node" else "", clean(f.text), f.remedy)
+        for f in sorted(reply.findings, key=lambda finding: order.get(finding.outcome, 3))
+    )
+    return columns(_FINDINGS, rows, nothing="no check was made", width=width)

@@ -1,0 +1,325 @@
+"""What `llmgw ctl` shows of the fleet: an answer of the plane as a table that fits a width. Pure."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmgw.ctl.client import Answer
+from llmgw.ctl.show import (
+    Cell,
+    Column,
+    age,
+    clean,
+    columns,
+    counted,
+    fields,
+    number,
+    of,
+    percent,
+    section,
+    size,
+    when,
+    word,
+    words,
+)
+from llmgw.wire.api import (
+    CertsReply,
+    ModelsReply,
+    NodeRow,
+    NodesReply,
+    ProblemsReply,
+    ProblemView,
+    ReplicasReply,
+    ReplicaView,
+    StatusReply,
+    TokensReply,
+    WhyReply,
+)
+from llmgw.wire.facts import EngineInstall
+
+
+def status(answer: Answer, width: int) -> RenderableType:
+    now = answer.read(StatusReply)
+    left = f", {age(now.waiting_for)} left" if now.waiting_for else ""
+    pairs: list[tuple[str, Cell]] = [
+        ("plane", f"{now.plane}, version {now.version}, up {age(now.uptime)}"),
+        ("nodes", _counts(now.nodes, f"{now.nodes_connected} connected", now.nodes_cordoned, "cordoned or draining")),
+        ("GPUs", str(now.gpus) if now.gpus else ""),
+        ("models", f"{now.models_complete} of {now.models} complete"),
+        ("replicas", words(f"{now.replicas_wanted} wanted:", counted(now.replicas) if now.replicas else "none placed")),
+        ("strays", f"{now.strays} processes that no placement claims" if now.strays else ""),
+        ("problems", counted(now.problems) if now.problems else "none open"),
+        *(
+            (f"gateway {name}", f"{value:g}" if isinstance(value, float) else str(value))
+            for name, value in now.gateway.items()
+        ),
+        ("waiting", Text(f"{now.waiting}{left}", style="yellow") if now.waiting else ""),
+    ]
+    return fields(pairs)
+
+
+def _counts(states: dict[str, int], connected: str, some: int, of_what: str) -> Text:
+    shown = counted(states) if states else Text("none has joined")
+    shown.append(f", {connected}")
+    if some:
+        shown.append(f", {some} {of_what}")
+    return shown
+
+
+_NODES = (
+    Column("NODE"),
+    Column("STAGE"),
+    Column("HEARD", right=True, extra=3),
+    Column("SHARDS", right=True),
+    Column("CPU", right=True, extra=4),
+    Column("MEMORY", right=True, extra=5),
+    Column("GPUS", right=True, extra=2),
+    Column("PORTS", right=True, extra=2),
+    Column("PROBLEMS", extra=1),
+    Column("ENGINES", extra=6),
+    Column("ADDRESS", extra=7),
+    Column("AGENT", extra=8),
+    Column("LABELS", extra=9),
+)
+
+
+def nodes(answer: Answer, width: int) -> RenderableType:
+    found = answer.read(NodesReply).nodes
+    return columns(_NODES, map(_node, found), nothing="no node has joined (`llmgw ctl token create`)", width=width)
+
+
+def _node(node: NodeRow) -> tuple[Cell, ...]:
+    used = None
+    if node.memory_bytes is not None and node.memory_available_bytes is not None:
+        used = node.memory_bytes - node.memory_available_bytes
+    return (
+        node.id,
+        stage(node),
+        age(node.heard_age) if node.heard_age is not None else "never",
+        f"{node.shards_ready}/{node.shards}",
+        percent(node.cpu_percent),
+        of(size(used), size(node.memory_bytes)),
+        of(size(node.gpu_memory_used_bytes), f"{node.gpus}x" if node.gpus else "") if node.gpus else "",
+        f"{node.ports_active}/{node.ports}" if node.ports else "",
+        counted(node.problems),
+        engines(node.engines),
+        node.address,
+        node.version,
+        ",".join(f"{key}={value}" for key, value in node.labels.items()),
+    )
+
+
+def stage(node: NodeRow) -> Text:
+    """A node's stage, and what an operator has said of it."""
+    steered = "draining" if node.draining else "cordoned" if node.cordoned else ""
+    return words(word(node.stage), word(steered), "" if node.connected else word("no stream"))
+
+
+def engines(installs: tuple[EngineInstall, ...]) -> str:
+    shown = []
+    for found in installs:
+        state = "" if found.state == "installed" else f"({found.state})"
+        shown.append(" ".join(filter(None, (found.engine, found.version, state))))
+    return ", ".join(shown)
+
+
+_MODELS = (
+    Column("MODEL"),
+    Column("READY", right=True),
+    Column("PLACED", right=True, extra=1),
+    Column("WANTED", right=True),
+    Column("ENGINE", extra=3),
+    Column("NODES EACH", right=True, extra=5),
+    Column("GPUS EACH", right=True, extra=4),
+    Column("SOURCE", extra=6),
+    Column("WHY NOT ALL", extra=2),
+)
+
+
+def models(answer: Answer, width: int) -> RenderableType:
+    rows = (
+        (
+            model.name,
+            Text(str(model.ready), style="green" if model.ready >= model.wanted else "yellow"),
+            str(model.placed),
+            str(model.wanted),
+            model.engine,
+            str(model.nodes_each) if model.nodes_each > 1 else "",
+            str(model.gpus_each) if model.gpus_each else "",
+            model.source,
+            "; ".join(filter(None, (model.reason, model.smallest_change))),
+        )
+        for model in answer.read(ModelsReply).models
+    )
+    return columns(_MODELS, rows, nothing="no model is wanted (`llmgw ctl apply -f models.toml`)", width=width)
+
+
+_REPLICAS = (
+    Column("REPLICA"),
+    Column("STATE"),
+    Column("NODE"),
+    Column("PORT", right=True, extra=2),
+    Column("AGE", right=True, extra=3),
+    Column("RESTARTS", right=True, extra=1),
+    Column("CPU", right=True, extra=5),
+    Column("MEMORY", right=True, extra=6),
+    Column("IN FLIGHT", right=True, extra=4),
+    Column("MODEL", extra=8),
+    Column("LAST FAILURE", extra=2),
+)
+
+
+def replicas(answer: Answer, width: int) -> RenderableType:
+    return _replicas(answer.read(ReplicasReply).replicas, width)
+
+
+def _replicas(found: tuple[ReplicaView, ...], width: int) -> RenderableType:
+    return columns(_REPLICAS, map(_replica, found), nothing="no replica is placed", width=width)
+
+
+def _replica(replica: ReplicaView) -> tuple[Cell, ...]:
+    loads = [shard.cpu_percent for shard in replica.shards if shard.cpu_percent is not None]
+    memory = [shard.rss_bytes for shard in replica.shards if shard.rss_bytes is not None]
+    progress = next((shard.progress for shard in replica.shards if shard.progress is not None), None)
+    retry = min((shard.retry_in for shard in replica.shards if shard.retry_in is not None), default=None)
+    return (
+        replica.id,
+        words(
+            word(replica.state),
+            f"{progress.what} {of(size(progress.done), size(progress.total))}" if progress else "",
+            f"again in {age(retry)}" if retry is not None else "",
+        ),
+        ",".join(replica.nodes),
+        number(replica.port),
+        age(replica.age),
+        str(replica.restarts) if replica.restarts else "",
+        percent(sum(loads)) if loads else "",
+        size(sum(memory)) if memory else "",
+        number(replica.in_flight),
+        replica.model,
+        clean(replica.cause),
+    )
+
+
+_REASONS = (
+    Column("NODE"),
+    Column("CHECK"),
+    Column("HAS"),
+    Column("NEEDED"),
+    Column("SEEN", right=True, extra=1),
+    Column("IN WORDS", extra=2),
+)
+
+
+def why(answer: Answer, width: int) -> RenderableType:
+    reply = answer.read(WhyReply)
+    head = Text(f"{reply.model}: {reply.wanted} wanted, {reply.placed} placed, {reply.ready} ready")
+    parts: list[RenderableType] = [head]
+    if reply.waiting:
+        parts.append(Text(f"Nothing is placed now: {reply.waiting}", style="yellow"))
+    if reply.smallest_change:
+        parts.append(Text(f"The smallest change that would help: {reply.smallest_change}"))
+    if reply.reasons:
+        rows = (
+            (r.node, r.check, r.value, r.needed, f"{age(r.age)} ago" if r.age is not None else "", r.text)
+            for r in reply.reasons
+        )
+        parts.append(section("Why not there", columns(_REASONS, rows, nothing="", width=width)))
+    if reply.replicas:
+        parts.append(section("Replicas", _replicas(reply.replicas, width)))
+    for replica in reply.replicas:
+        for shard in replica.shards:
+            if shard.state != "ready" and shard.last_failure is not None and shard.last_failure.lines:
+                lines = Text("\n").join(Text(clean(line)) for line in shard.last_failure.lines[-10:])
+                parts.append(section(f"Last lines of {shard.id} on {shard.node}", lines))
+    if reply.ready >= reply.wanted and not reply.reasons:
+        parts.append(Text("Nothing keeps it away.", style="green"))
+    return Group(*parts)
+
+
+_PROBLEMS = (
+    Column("GRADE"),
+    Column("NODE"),
+    Column("SUBJECT"),
+    Column("CODE"),
+    Column("FOR", right=True),
+    Column("PROBLEM"),
+    Column("REMEDY", extra=1),
+)
+
+
+def problems(answer: Answer, width: int) -> RenderableType:
+    return problem_table(answer.read(ProblemsReply).problems, width)
+
+
+def problem_table(found: tuple[ProblemView, ...], width: int) -> RenderableType:
+    rows = (
+        (
+            words(word(p.grade), f"(known, {age(p.acknowledged_for)})" if p.acknowledged_for is not None else ""),
+            p.node,
+            p.subject,
+            p.code,
+            age(p.age),
+            clean(p.text),
+            p.remedy,
+        )
+        for p in found
+    )
+    return columns(_PROBLEMS, rows, nothing="no problem is open", width=width)
+
+
+_TOKENS = (
+    Column("ID"),
+    Column("STATE"),
+    Column("FOR NODE"),
+    Column("EXPIRES"),
+    Column("USED BY"),
+    Column("USED", extra=2),
+    Column("FROM", extra=3),
+    Column("NOTE", extra=1),
+)
+
+
+def tokens(answer: Answer, width: int) -> RenderableType:
+    rows = (
+        (
+            t.id,
+            word(t.state),
+            words(t.node or "any", "(replaces)" if t.replace else ""),
+            f"in {age(t.expires_in)}" if t.expires_in > 0 and t.state == "open" else when(t.expires_clock),
+            t.used_by,
+            when(t.used_clock),
+            t.used_from,
+            t.note,
+        )
+        for t in answer.read(TokensReply).tokens
+    )
+    return columns(_TOKENS, rows, nothing="no token (`llmgw ctl token create`)", width=width)
+
+
+_CERTS = (
+    Column("NAME"),
+    Column("ROLE"),
+    Column("STATE"),
+    Column("EXPIRES"),
+    Column("ISSUED", extra=2),
+    Column("WHY", extra=1),
+    Column("SERIAL", extra=3),
+)
+
+
+def certs(answer: Answer, width: int) -> RenderableType:
+    rows = (
+        (
+            c.name,
+            c.role,
+            word(c.state),
+            f"in {age(c.expires_in)}" if c.expires_in > 0 else f"{age(-c.expires_in)} ago",
+            when(c.issued_clock),
+            c.why,
+            c.serial,
+        )
+        for c in answer.read(CertsReply).certs
+    )
+    return columns(_CERTS, rows, nothing="no certificate was given out", width=width)
