@@ -251,6 +251,8 @@ class BandwidthReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     counters: dict[str, int] = {}  # what the port's error counters grew by during the run
     busy: tuple[str, ...] = ()  # shards that were running meanwhile (E8)
     seconds: float = 0.0
+    cause_code: str = ""  # a stable word for `cause`: "port-down", "peer-left", ...
+    remedy: str = ""
 
 
 class BandwidthServe(Request[BandwidthReply], frozen=True, kw_only=True, omit_defaults=True, tag="bandwidth-serve"):
