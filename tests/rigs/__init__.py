@@ -1,0 +1,1 @@
+"""Stand-ins for hardware, made of the real tools."""

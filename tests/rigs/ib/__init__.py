@@ -1,0 +1,1 @@
+"""A whole InfiniBand fabric in processes: ibsim, opensm and the real diagnostic tools."""
