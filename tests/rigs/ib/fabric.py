@@ -52,7 +52,10 @@ class Manager:
             f"guid 0x{at.port_guid:x}\nsm_priority {priority}\nsminfo_polling_timeout {poll_ms}\n"
             f"polling_retry_number 2\nsweep_interval {sweep}\nlog_flags 0x03\nforce_log_flush TRUE\n"
         )
-        environment = fabric.environment(at) | {"OSM_CACHE_DIR": str(self.directory), "OSM_TMP_DIR": str(self.directory)}
+        environment = fabric.environment(at) | {
+            "OSM_CACHE_DIR": str(self.directory),
+            "OSM_TMP_DIR": str(self.directory),
+        }
         with open(self.directory / "stdout", "wb") as out:
             self.process = subprocess.Popen(
                 [real("opensm"), "-F", "opensm.conf", "-f", "opensm.log", "--console", "off", "-e"],
@@ -136,7 +139,8 @@ class Fabric:
 
     @property
     def _console(self) -> IO[bytes]:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         return self._process.stdin
 
     def _ready(self) -> bool:
@@ -211,5 +215,8 @@ class Fabric:
     def replace(self, box: Box, guid: int) -> None:
         """Another adapter in the same place; the simulator's own name for it stays."""
         self.console(
-            f'Unlink "{box.id}"', f'Guid "{box.id}" 0x{guid:x}', f'Guid "{box.id}"[1] 0x{guid + 1:x}', f'ReLink "{box.id}"'
+            f'Unlink "{box.id}"',
+            f'Guid "{box.id}" 0x{guid:x}',
+            f'Guid "{box.id}"[1] 0x{guid + 1:x}',
+            f'ReLink "{box.id}"',
         )

@@ -61,7 +61,8 @@ class Net:
         return box
 
     def cable(self, one: Box, port: int, other: Box, other_port: int, pace: str) -> None:
-        assert port not in one.cables and other_port not in other.cables, (one.name, port, other.name, other_port)
+        assert not {port} & one.cables.keys(), f"port {port} of {one.name} is taken"
+        assert not {other_port} & other.cables.keys(), f"port {other_port} of {other.name} is taken"
         one.cables[port] = (other, other_port, pace)
         other.cables[other_port] = (one, port, pace)
 
@@ -90,7 +91,16 @@ class Net:
         ports = sum(box.ports + (box.kind == "S") for box in self.boxes)
         if len(self.boxes) < 2000 and len(self.switches) < 250 and ports < 13000:
             return []
-        return ["-N", str(len(self.boxes) + 64), "-S", str(len(self.switches) + 64), "-P", str(ports + 256), "-L", "49152"]
+        return [
+            "-N",
+            str(len(self.boxes) + 64),
+            "-S",
+            str(len(self.switches) + 64),
+            "-P",
+            str(ports + 256),
+            "-L",
+            "49152",
+        ]
 
     def lines(self) -> Iterator[str]:
         for box in self.boxes:
@@ -181,7 +191,9 @@ def _pods(net: Net, leaves: list[Box], down: int, up: int, radix: int, plane: in
         count = math.ceil(len(pods) * up / radix)
         each = max(1, up // count)
         tops = [
-            net.add("S", switch_guid(plane, 3, cores + n), radix + 1, f"MF0;core-g{group:02d}-{n:02d}:MQM9700/U1", 0xD2F2)
+            net.add(
+                "S", switch_guid(plane, 3, cores + n), radix + 1, f"MF0;core-g{group:02d}-{n:02d}:MQM9700/U1", 0xD2F2
+            )
             for n in range(count)
         ]
         cores += count
