@@ -10,11 +10,11 @@ import msgspec
 import structlog
 import trio
 
-from llmgw.plane.gateway import metrics as metrics_page
 from llmgw.plane.gateway.ask import Ask, ask_of
 from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.keys import Key
 from llmgw.plane.gateway.link import Link, Why, Woken
+from llmgw.plane.gateway.metrics import page
 from llmgw.plane.gateway.refusal import Refusal, answer
 from llmgw.plane.gateway.relay import ClientGone, Relay
 from llmgw.plane.gateway.requests import Request, Requests
@@ -145,7 +145,7 @@ class Client:
                     status = await relay.run()
                     keep = keep and relay.whole
             else:
-                status = await self._say(request, *self._own_page(request, path))
+                status = await self._say(request, *await self._own_page(request, path))
         except Refusal as refusal:
             status = refusal.status
             keep = keep and not refusal.close
@@ -214,7 +214,7 @@ class Client:
             raise unknown_model(name)
         return models[name]
 
-    def _own_page(self, request: Request, path: bytes) -> tuple[int, bytes, bytes]:
+    async def _own_page(self, request: Request, path: bytes) -> tuple[int, bytes, bytes]:
         gateway = self.gateway
         if path not in (b"/health", b"/ready", b"/metrics") or (path == b"/metrics" and not gateway.settings.metrics):
             raise Refusal(404, f"Nothing is served under {request.path[:200]!r}.", code="not_found")
@@ -228,7 +228,8 @@ class Client:
                 why = "stopping" if gateway.stopping else "no model is ready"
                 return 503, _encode({"status": "unavailable", "reason": why}), b"application/json"
             return 200, b'{"status":"ready"}', b"application/json"
-        return 200, metrics_page.page(gateway.every_metrics()), b"text/plain; version=0.0.4; charset=utf-8"
+        others = await gateway.siblings() if gateway.siblings is not None else ()
+        return 200, page((gateway.counts(), *others)), b"text/plain; version=0.0.4; charset=utf-8"
 
     async def _say(self, request: Request, status: int, body: bytes, content_type: bytes = b"application/json") -> int:
         close = request.close or self.gateway.stopping

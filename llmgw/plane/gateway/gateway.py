@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,8 @@ class Gateway:
         self.watch = Watch()
         self.metrics = metrics if metrics is not None else Metrics()
         self.clients: set[Client] = set()
-        self.siblings: Callable[[], Iterable[Metrics]] | None = None
+        #: Where several processes share the port: the counts of the others.
+        self.siblings: Callable[[], Awaitable[Iterable[Metrics]]] | None = None
         self.stopping = False
         #: Moves when a request that is held may find an endpoint: new routes, or a replica back.
         self.bell: Cell[int] = Cell(0)
@@ -64,11 +65,11 @@ class Gateway:
         self._run_id = os.urandom(5).hex()
         self._requests = 0
 
-    def every_metrics(self) -> tuple[Metrics, ...]:
-        """The counts for the Prometheus page; where several processes share the port, `siblings` has the others'."""
+    def counts(self) -> Metrics:
+        """This process's counts, with what is true of the moment filled in."""
         self.metrics.in_flight = dict(self.in_flight.own)
         self.metrics.connections = len(self.clients)
-        return (self.metrics, *(self.siblings() if self.siblings else ()))
+        return self.metrics
 
     def new_id(self) -> bytes:
         """A request id that no other gateway process gives."""

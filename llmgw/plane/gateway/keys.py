@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 import attrs
 
-from llmgw.errors import BadInput
 from llmgw.plane.gateway.refusal import Refusal
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}\Z")
@@ -21,10 +20,8 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 def _whole_hash(_key: object, _attribute: object, value: str) -> None:
     if not _HASH.match(value):
-        raise BadInput(
-            f"{value[:20]!r} is not the hash of an API key",
-            remedy="it has the form sha256:<64 hexadecimal digits>; the key itself is never written into a file",
-        )
+        # Not a word of the value: it may be the key itself.
+        raise ValueError("not the hash of an API key, which has the form sha256:<64 hexadecimal digits>")
 
 
 @attrs.frozen

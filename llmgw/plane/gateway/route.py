@@ -13,7 +13,6 @@ import attrs
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmgw.errors import BadInput
 from llmgw.plane.world import Shard, Stage, Want, World
 from llmgw.wire.facts import ShardState
 
@@ -70,31 +69,22 @@ class Routes(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _usable_url(_endpoint: object, _attribute: object, url: str) -> None:
-    remedy = "give it as http://host:port or https://host/v1"
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as broken:
-        raise BadInput(f"endpoint url {url!r} cannot be read ({broken})", remedy=remedy) from None
-    if not usable:
-        raise BadInput(f"endpoint url {url!r} names no http or https server", remedy=remedy)
+    except ValueError:
+        usable = False
+    if not usable or any(not "!" <= letter <= "~" for letter in url):
+        raise ValueError(f"{url!r} is not an address like http://host:port or https://host/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise BadInput(
-            f"endpoint url {parts.scheme}://{parts.hostname} carries a user, a query or a fragment",
-            remedy="leave them out; a key goes into api_key",
+        raise ValueError(
+            f"{parts.scheme}://{parts.hostname} with a user, a query or a fragment; a key goes into api_key"
         )
-    if any(not "!" <= letter <= "~" for letter in url):
-        raise BadInput(f"endpoint url {url!r} has spaces, control characters or letters outside ASCII", remedy=remedy)
 
 
-def _plain(_endpoint: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if any(not " " <= letter <= "~" for letter in value):
-        raise BadInput(f"an endpoint's {attribute.name} has control characters or letters outside ASCII")
-
-
-def _named(_endpoint: object, _attribute: object, value: str) -> None:
-    if not value:
-        raise BadInput("an endpoint has no model", remedy='name the model that it serves: model = "..."')
+def _plain(_endpoint: object, _attribute: object, value: str) -> None:
+    if any(not "!" <= letter <= "~" for letter in value):
+        raise ValueError("it has spaces, control characters or letters outside ASCII")
 
 
 @attrs.frozen
@@ -104,7 +94,7 @@ class StaticEndpoint:
     `url` may end in /v1 or not. `upstream_model` is the model's name there, where it differs.
     """
 
-    model: str = attrs.field(validator=_named)
+    model: str = attrs.field(validator=attrs.validators.min_len(1))
     url: str = attrs.field(validator=_usable_url)
     api_key: str = attrs.field(default="", repr=False, validator=_plain)
     upstream_model: str = ""

@@ -49,3 +49,13 @@ class GatewaySettings:
 
     # --- stopping
     stop_within: float = 30.0  # streams may finish for so long after a stop was asked for
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(type(self)):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                least = 1 if field.name in ("tries", "most_connections", "most_head_bytes") else 0
+                if not value >= least:
+                    raise ValueError(f"{field.name} must be at least {least}, not {value}")
+        if not 0 < self.probe_first <= self.probe_most:
+            raise ValueError("probe_first must be above 0 and not above probe_most")

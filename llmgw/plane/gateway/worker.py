@@ -1,0 +1,164 @@
+"""One gateway process: relays, takes its routes from the plane, and tells its counts to its siblings.
+
+Started by `process.run_gateway` with its orders on standard input, which stays open: its end means that the
+parent is gone, and is a request to stop like SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+from msgspec import Struct
+
+from llmgw import log as logs
+from llmgw.cell import Cell
+from llmgw.config import LogSettings
+from llmgw.plane.gateway import feed
+from llmgw.plane.gateway.gateway import Gateway
+from llmgw.plane.gateway.in_flight import InFlight
+from llmgw.plane.gateway.metrics import Metrics
+from llmgw.plane.gateway.route import Routes
+from llmgw.plane.gateway.serve import serve
+from llmgw.plane.gateway.settings import GatewaySettings
+
+log = structlog.get_logger()
+
+
+class Orders(Struct, frozen=True, kw_only=True):
+    """What a worker is started with. `sockets` are descriptors that it inherits, already listening."""
+
+    name: str
+    directory: str
+    settings: GatewaySettings
+    logging: LogSettings
+    sockets: tuple[int, ...] = ()
+
+
+async def work(orders: Orders, stop: trio.Event) -> None:
+    """Serve until `stop` is set and the streams have ended."""
+    directory = Path(orders.directory)
+    routes: Cell[Routes] = Cell(feed.saved_routes(directory) or Routes(settling=True))
+    in_flight = InFlight(routes)
+    listeners = [
+        trio.SocketListener(trio.socket.from_stdlib_socket(_inherited(descriptor))) for descriptor in orders.sockets
+    ]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.follow_routes, directory, routes, in_flight)
+        async with trio.open_nursery() as serving:
+            gateway = await serving.start(_serve, listeners, routes, orders.settings, in_flight, stop, orders.name)
+            siblings = Siblings(directory / "gateway", orders.name, gateway)
+            gateway.siblings = siblings.others
+            nursery.start_soon(siblings.run)
+            log.info("gateway worker serves", worker=orders.name, pid=os.getpid())
+        nursery.cancel_scope.cancel()
+
+
+async def _serve(
+    listeners: list[trio.SocketListener],
+    routes: Cell[Routes],
+    settings: GatewaySettings,
+    in_flight: InFlight,
+    stop: trio.Event,
+    name: str,
+    *,
+    task_status: trio.TaskStatus[Gateway],
+) -> None:
+    metrics = Metrics(worker=name)
+    await serve(listeners, routes, settings, in_flight=in_flight, stop=stop, metrics=metrics, task_status=task_status)
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    sock = socket.socket(fileno=descriptor)
+    sock.setblocking(False)
+    return sock
+
+
+class Siblings:
+    """The counts of all workers of one port: a scrape reaches one of them, and that one asks the others."""
+
+    def __init__(self, directory: Path, name: str, gateway: Gateway) -> None:
+        self._directory = directory
+        self._own = directory / f"counts-{name}.sock"
+        self._gateway = gateway
+
+    async def run(self) -> None:
+        """Answer the siblings' questions until cancelled."""
+        listener = await feed.listen(self._own)
+
+        async def tell(stream: trio.SocketStream) -> None:
+            async with stream:
+                try:
+                    with trio.move_on_after(2.0):
+                        await stream.send_all(msgspec.msgpack.encode(self._gateway.counts()))
+                except trio.BrokenResourceError:
+                    pass  # it asked and left
+
+        try:
+            await trio.serve_listeners(tell, [listener])
+        finally:
+            self._own.unlink(missing_ok=True)
+
+    async def others(self) -> Iterable[Metrics]:
+        """What the siblings count; one that does not answer in time is left out."""
+        found: list[Metrics] = []
+        async with trio.open_nursery() as nursery:
+            for path in sorted(self._directory.glob("counts-*.sock")):
+                if path != self._own:
+                    nursery.start_soon(self._ask, path, found)
+        return sorted(found, key=lambda metrics: metrics.worker)
+
+    async def _ask(self, path: Path, found: list[Metrics]) -> None:
+        data = b""
+        with trio.move_on_after(1.0) as scope:
+            try:
+                async with feed.connected(path) as stream:
+                    async for piece in stream:
+                        data += piece
+                found.append(msgspec.msgpack.decode(data, type=Metrics))
+            except (OSError, trio.BrokenResourceError, msgspec.DecodeError) as error:
+                log.debug("a sibling did not tell its counts", socket=str(path), why=str(error))
+        if scope.cancelled_caught:
+            log.warning("a sibling did not tell its counts in time", socket=str(path))
+
+
+async def main() -> None:
+    """Read the orders, serve, stop when asked or when the parent is gone."""
+    stdin = trio.lowlevel.FdStream(os.dup(sys.stdin.fileno()))
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = await stdin.receive_some()
+        if not piece:
+            return
+        line += piece
+    orders = msgspec.json.decode(line, type=Orders)
+    logs.set_up(orders.logging)
+    stop = trio.Event()
+
+    async def parent_gone() -> None:
+        await stdin.receive_some()
+        stop.set()
+
+    async def asked() -> None:
+        # Ctrl-C reaches the whole process group; the parent decides what it means.
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                if number == signal.SIGTERM:
+                    stop.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parent_gone)
+        nursery.start_soon(asked)
+        await work(orders, stop)
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main)
