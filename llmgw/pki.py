@@ -34,7 +34,8 @@ ADMIN_LIFE = 365 * DAY
 BACKDATE = 3600.0
 
 _name = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-_host = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+")
+_label = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_host = re.compile(rf"(\*\.)?{_label}(\.{_label})*")
 
 
 class Role(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 import msgspec
 import structlog
@@ -215,7 +215,8 @@ class Authority:
 
     async def _commit(self, changed: Mapping[str, Certificate], *, if_revision: int | None = None) -> bool:
         known = self._known.update(changed)
-        dropped = _superfluous(known.values(), self._wall())
+        fresh = {record.serial for record in changed.values()} | {record.renews for record in changed.values()}
+        dropped = _superfluous(known.values(), self._wall(), fresh)
         puts = {PREFIX + serial: msgspec.json.encode(record) for serial, record in changed.items()}
         try:
             await self._store.commit(puts, [PREFIX + serial for serial in dropped], if_revision=if_revision)
@@ -225,10 +226,10 @@ class Authority:
         return True
 
 
-def _superfluous(known: Iterable[Certificate], now: float) -> frozenset[str]:
+def _superfluous(known: Iterable[Certificate], now: float, fresh: Set[str]) -> frozenset[str]:
     """Serials that need no remembering: expired a day ago, or older than the newest few of one name.
 
-    A revoked one is kept until it expires, or it would be taken again.
+    `fresh` are kept: what was just given out and what asked for it, whatever the clock says of their order.
     """
     dropped, by_name = set(), dict[str, list[Certificate]]()
     for record in known:
@@ -237,7 +238,7 @@ def _superfluous(known: Iterable[Certificate], now: float) -> frozenset[str]:
         elif record.revoked_at is None:
             by_name.setdefault(record.name, []).append(record)
     for records in by_name.values():
-        records.sort(key=lambda record: -record.issued)
+        records.sort(key=lambda record: (record.serial not in fresh, -record.issued))
         dropped |= {record.serial for record in records[MOST:]}
     return frozenset(dropped)
 
