@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from llmgw.node import processes
+from llmgw.node.run import Kept, NotStarted, run
+
+pytestmark = pytest.mark.real
+
+
+def alive_in(group: int) -> list[int]:
+    return [pid for pid, seen in processes.everyone().items() if seen.group == group and seen.alive]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Callable[[], Awaitable[int]]:
+    """What a child writes into the FIFO `group`, once it has: its own process group."""
+    fifo = tmp_path / "group"
+    os.mkfifo(fifo)
+    return partial(trio.to_thread.run_sync, lambda: int(fifo.read_text()), abandon_on_cancel=True)
+
+
+async def test_output_and_exit_code_come_back() -> None:
+    ran = await run(["sh", "-c", "echo out; echo err >&2; exit 3"], limit=20)
+    assert (ran.exit_code, ran.stdout, ran.stderr, ran.cut_short) == (3, "out\n", "err\n", False)
+
+
+async def test_a_signal_is_a_negative_exit_code() -> None:
+    assert (await run(["sh", "-c", "kill -9 $$"], limit=20)).exit_code == -9
+
+
+async def test_the_limit_ends_the_whole_group_and_keeps_what_was_said() -> None:
+    ran = await run(["sh", "-c", "echo begun; sleep 600 & sleep 600"], limit=0.5)
+    assert ran.cut_short
+    assert ran.stdout == "begun\n"
+    assert ran.seconds < 10
+
+
+async def test_cancelling_kills_the_whole_group_at_once(tmp_path: Path, group: Callable[[], Awaitable[int]]) -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                partial(run, ["sh", "-c", f"sleep 600 & echo $$ > {tmp_path}/group; sleep 600"], limit=600)
+            )
+            number = await group()
+            assert len(alive_in(number)) >= 2
+            nursery.cancel_scope.cancel()
+    assert alive_in(number) == []
+
+
+async def test_what_a_program_left_behind_in_its_group_is_ended_and_does_not_hold_the_pipes() -> None:
+    with trio.fail_after(20):
+        ran = await run(["sh", "-c", "sleep 600 & echo $$"], limit=600)
+    assert ran.exit_code == 0
+    assert alive_in(int(ran.stdout)) == []
+
+
+async def test_a_program_that_is_missing_is_an_error_with_its_name() -> None:
+    with pytest.raises(NotStarted, match=r"/no/such/program cannot be run: No such file"):
+        await run(["/no/such/program"], limit=1)
+
+
+async def test_meanwhile_is_cancelled_when_the_program_ends() -> None:
+    begun: list[int] = []
+
+    async def meanwhile(pid: int) -> None:
+        begun.append(pid)
+        await trio.sleep_forever()
+
+    with trio.fail_after(20):
+        await run(["true"], limit=20, meanwhile=meanwhile)
+    assert len(begun) == 1
+
+
+async def test_the_environment_is_added_and_the_language_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    ran = await run(
+        [sys.executable, "-c", "import os; print(os.environ['A'], os.environ['LC_ALL'])"], limit=20, env={"A": "1"}
+    )
+    assert ran.stdout == "1 C\n"
+
+
+async def test_a_flood_of_output_keeps_its_beginning_and_its_end() -> None:
+    ran = await run(["sh", "-c", "echo first; yes x | head -c 3000000; echo last"], limit=30)
+    assert ran.stdout.startswith("first\n")
+    assert ran.stdout.endswith("last\n")
+    assert "bytes left out" in ran.stdout
+    assert len(ran.stdout) < 500_000
+
+
+def test_a_short_output_is_kept_whole() -> None:
+    kept = Kept(10)
+    for piece in (b"0123", b"4567", b"89ab", b"cdef"):
+        kept.add(piece)
+    assert kept.text() == "0123456789abcdef"
+
+
+async def test_no_descriptor_is_left_open() -> None:
+    await run(["true"], limit=20)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await run(["true"], limit=20)
+    assert len(os.listdir("/proc/self/fd")) == before
