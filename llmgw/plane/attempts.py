@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from llmgw.plane.events import Event
-from llmgw.plane.world import Failure, Settings, Shard, Stray, Want, World
+from llmgw.plane.world import ENDED, Failure, Settings, Shard, Stray, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import NodeId, ShardId, ShardState
 
@@ -28,8 +28,6 @@ HOPELESS = EVERYWHERE | {
     "not-installed",
     "unsupported",
 }
-
-_ENDED = (ShardState.FAILED, ShardState.STOPPED)
 
 
 def delay(failures: int, *, was_ready: bool, cause_code: str = "", settings: Settings) -> float:
@@ -76,7 +74,7 @@ def unmentioned(
     """
     events: list[Event] = []
     for shard in world.shards.values():
-        if shard.node != node or shard.id in listed or shard.status is None or shard.state in _ENDED:
+        if shard.node != node or shard.id in listed or shard.status is None or shard.state in ENDED:
             continue
         gone = ShardStatus(
             shard=shard.id,
@@ -97,7 +95,7 @@ def _transition(shard: Shard, status: ShardStatus, now: float, clock: float, set
     updated = attrs.evolve(shard, status=status, status_at=now)
     if status.state is ShardState.READY:
         return attrs.evolve(updated, ready_at=shard.ready_at if shard.ready_at is not None else now)
-    if status.state not in _ENDED or shard.want is not Want.RUN:
+    if status.state not in ENDED or shard.want is not Want.RUN:
         return attrs.evolve(updated, ready_at=None)
     was_ready = shard.ready_at is not None
     if shard.last_failure is not None and shard.last_failure.generation == status.generation:

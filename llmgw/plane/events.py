@@ -60,9 +60,7 @@ class Events:
         self._written_from = 1  # the smallest id that the store may hold
         self.latest: Cell[int] = Cell(0)
 
-    def add(
-        self, kind: str, subject: str, text: str, *, clock: float, data: Mapping[str, str] | None = None
-    ) -> Event:
+    def add(self, kind: str, subject: str, text: str, *, clock: float, data: Mapping[str, str] | None = None) -> Event:
         """One more event; its id."""
         return self.extend([Event(kind=kind, subject=subject, text=text, clock=clock, data=dict(data or {}))])[0]
 
@@ -74,6 +72,8 @@ class Events:
             return ()
         self._ring.extend(added)
         self._unwritten.extend(added)
+        if len(self._unwritten) > 2 * self._kept:  # a store that fails for long must not cost memory without end
+            del self._unwritten[: -self._kept]
         for event in added:
             write = _log.warning if event.kind in WARNINGS else _log.info
             write(event.text, kind=event.kind, subject=event.subject, **({"data": event.data} if event.data else {}))

@@ -70,7 +70,9 @@ def expire(
         for node in world.nodes.values():
             if node.stage is Stage.READY and (quiet := silence(node, now)) >= allowed:
                 nodes = nodes.set(node.id, attrs.evolve(node, stage=Stage.UNREACHABLE, stage_at=now))
-                say.node("node-unreachable", node, f"has been silent for {quiet:.0f} s: no new placements", silent=quiet)
+                say.node(
+                    "node-unreachable", node, f"has been silent for {quiet:.0f} s: no new placements", silent=quiet
+                )
         together = _together(nodes.values(), now, settings)
         if together is not None:
             count, fleet, last = together
@@ -83,9 +85,16 @@ def expire(
         frozen = None
     if frozen is None and late <= settings.late:
         for node in nodes.values():
-            if node.stage in (Stage.UNREACHABLE, Stage.EXPECTED) and (quiet := silence(node, now)) >= settings.lost_after:
+            if (
+                node.stage in (Stage.UNREACHABLE, Stage.EXPECTED)
+                and (quiet := silence(node, now)) >= settings.lost_after
+            ):
                 nodes = nodes.set(node.id, attrs.evolve(node, stage=Stage.LOST, stage_at=now))
                 say.node("node-lost", node, f"has been silent for {quiet:.0f} s: its shards are replaced", silent=quiet)
+
+    for node in nodes.values():
+        if node.acks and (over := [key for key, ack in node.acks.items() if ack.until_at <= now]):
+            nodes = nodes.set(node.id, _unacknowledged(node, over, say))
 
     if settling is not None and (now >= settling or not any(n.stage is Stage.EXPECTED for n in nodes.values())):
         missing = sorted(n.id for n in nodes.values() if n.stage is Stage.EXPECTED)
@@ -118,6 +127,16 @@ def _together(nodes: Iterable[Node], now: float, settings: Settings) -> tuple[in
     return None
 
 
+def _unacknowledged(node: Node, over: list[tuple[str, str]], say: _Say) -> Node:
+    acks, problems = node.acks, node.problems
+    for key in over:
+        acks = acks.delete(key)
+        if key in problems:
+            problems = problems.set(key, attrs.evolve(problems[key], acknowledged_until=None))
+            say.node("acknowledgement-ended", node, f"{key[0]}: {key[1]} is acknowledged no more, and is still there")
+    return attrs.evolve(node, acks=acks, problems=problems)
+
+
 def _freeze(frozen: Frozen | None, reason: str, now: float, until: float, say: _Say) -> Frozen:
     if frozen is None:
         say("losses-frozen", f"{reason}: no node is taken for lost before {until - now:.0f} s have passed quietly")
@@ -134,7 +153,9 @@ class _Say:
     def __call__(self, kind: str, text: str) -> None:
         self._events.append(Event(kind=kind, subject="plane", text=text, clock=self._clock))
 
-    def node(self, kind: str, node: Node, text: str, *, silent: float) -> None:
-        data = {"node": str(node.id), "silent": f"{silent:.1f}", "before": node.stage.value}
+    def node(self, kind: str, node: Node, text: str, *, silent: float | None = None) -> None:
+        data = {"node": str(node.id)}
+        if silent is not None:
+            data |= {"silent": f"{silent:.1f}", "before": node.stage.value}
         event = Event(kind=kind, subject=f"node:{node.id}", text=f"{node.id} {text}", clock=self._clock, data=data)
         self._events.append(event)

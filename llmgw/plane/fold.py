@@ -20,7 +20,7 @@ from llmgw.plane.events import Event
 from llmgw.plane.health import masters, problems
 from llmgw.plane.rates import reading
 from llmgw.plane.traits import difference, traits
-from llmgw.plane.world import Node, Settings, Stage, World
+from llmgw.plane.world import DEFAULT, Node, Reading, Settings, Stage, World
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.facts import NodeId, Port, PortLoad
 
@@ -53,7 +53,7 @@ def fold(
     message: Register | Heartbeat | ShardStatus,
     now: float,
     clock: float,
-    settings: Settings = Settings(),
+    settings: Settings = DEFAULT,
     *,
     stream: int = 0,
     address: str = "",
@@ -79,9 +79,7 @@ def _heard(world: World, id: NodeId, now: float, clock: float) -> tuple[World, t
     return _world(world, nodes=world.nodes.set(id, back), version=world.version + 1), (_returned(node, now, clock),)
 
 
-def _heartbeat(
-    world: World, id: NodeId, beat: Heartbeat, now: float, clock: float
-) -> tuple[World, tuple[Event, ...]]:
+def _heartbeat(world: World, id: NodeId, beat: Heartbeat, now: float, clock: float) -> tuple[World, tuple[Event, ...]]:
     node = world.nodes.get(id)
     if node is None:
         return world, ()
@@ -150,13 +148,15 @@ def _freshened(facts: Register, beat: Heartbeat, ports: tuple[Port, ...]) -> Reg
 
 def _ports(
     node: Node, ports: tuple[Port, ...], loads: tuple[PortLoad, ...], now: float, clock: float
-) -> tuple[Map[tuple[str, int], Any], tuple[Port, ...], list[Event]]:
+) -> tuple[Map[tuple[str, int], Reading], tuple[Port, ...], list[Event]]:
     """Readings with rates, the ports' facts with the state they have now, and an event for each that changed.
 
     The list is the whole truth: a port that it does not name is not there any more (SE06).
     """
     by_key = {(load.device, load.number): load for load in loads}
-    readings = Map({key: reading(node.ports.get(key), load, now) for key, load in by_key.items()})
+    readings: Map[tuple[str, int], Reading] = Map(
+        {key: reading(node.ports.get(key), load, now) for key, load in by_key.items()}
+    )
     events: list[Event] = []
     kept: list[Port] = []
     changed = False

@@ -1,42 +1,21 @@
-"""Which node takes a shard, and why the others do not (D6, D7).
+"""Which node takes a shard (D6).
 
-Pure and deterministic. Hard checks come first, each with a stable name; among the nodes that pass, the one wins
-that has the weights already, then has fewest replicas of the model, then is left with the least room. A replica of
-several nodes will choose among groups of rooms that reach one another; the checks of one node stay what they are.
+Pure and deterministic. Hard checks come first (checks.py); among the nodes that pass, the one wins that has the
+weights already, then has fewest replicas of the model, then is left with the least room. A replica of several
+nodes will choose among groups of rooms that reach one another; the checks of one node stay what they are.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 
-from llmgw.plane.rooms import Room, Unit, room
-from llmgw.plane.world import Model, Node, Reason, Shard, Stage, World
-from llmgw.wire.facts import EngineInstall, InstallState, ModelName, NodeId, Resources, ShardId
-
-GIB = 1 << 30
-
-#: What an agent can install that says nothing of it (A7).
-SILENT_INSTALLS = ("llama.cpp",)
-
-
-@attrs.frozen
-class Need:
-    """What one shard asks of a node."""
-
-    engine: str
-    version: str
-    source: str
-    resources: Resources
-    labels: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, model: Model) -> Need:
-        profile = model.profile
-        labels = tuple(sorted(profile.labels.items()))
-        return cls(profile.engine, profile.engine_version, profile.source, profile.resources, labels)
+from llmgw.plane.checks import Need, installed, pick, refusals
+from llmgw.plane.rooms import Room, room
+from llmgw.plane.world import Model, Node, Reason, Shard, World
+from llmgw.wire.facts import ModelName, NodeId, ShardId
 
 
 @attrs.frozen
@@ -46,156 +25,6 @@ class Choice:
     node: NodeId
     gpus: tuple[str, ...]
     why: str
-
-
-def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterator[Reason]:
-    """Every check that this node fails, the cheapest to see first; nothing when it takes the shard.
-
-    `despite_cordon`: a shard that is here already may be started again on a cordoned node.
-    """
-    node, resources = room.node, need.resources
-
-    def no(check: str, value: str, needed: str, text: str, age: float | None = None) -> Reason:
-        return Reason(node.id, check, value, needed, age, f"{node.id}: {text}")
-
-    if node.facts is None:
-        yield no("inventory", "unknown", "registered", "has not registered since the plane started", room.heard_age)
-        return
-    if node.stage is not Stage.READY:
-        yield no("stage", node.stage.value, "ready", f"is {node.stage.value}", room.heard_age)
-    if node.draining:
-        yield no("drain", "draining", "not draining", "is being drained")
-    elif node.cordoned and not despite_cordon:
-        yield no("cordon", "cordoned", "not cordoned", "is cordoned")
-    if room.sick:
-        yield no("node-health", room.sick, "no bad problem", f"has a bad problem ({room.sick})", room.facts_age)
-    for name, value in need.labels:
-        has = room.labels.get(name)
-        if has != value:
-            words = f"has the label {name}={has}" if has is not None else f"has no label {name}"
-            yield no("labels", "" if has is None else f"{name}={has}", f"{name}={value}", f"{words}, not {name}={value}")
-    if words := engine_missing(node, need.engine, need.version):
-        wanted = f"{need.engine} {need.version}".strip()
-        yield no("engine", words, wanted, f"cannot run {wanted}: {words}", room.facts_age)
-    if resources.cpu_threads > room.threads_free:
-        value = f"{max(0, room.threads_free)} of {room.threads} free"
-        text = f"has {value} CPU threads, {resources.cpu_threads} needed"
-        yield no("cpu-threads", value, str(resources.cpu_threads), text, room.facts_age)
-    if resources.memory_bytes > room.memory_free:
-        value, needed = _gib(max(0, room.memory_free)), _gib(resources.memory_bytes)
-        text = f"has {value} of {_gib(room.memory_bytes)} memory to give, {needed} needed"
-        yield no("memory", value, needed, text, room.heard_age)
-    if resources.disk_bytes and need.source not in room.weights:
-        if room.disk_free is None:
-            yield no("disk", "unknown", _gib(resources.disk_bytes), "says nothing of the disk for weights", room.facts_age)
-        elif resources.disk_bytes > room.disk_free:
-            value, needed = _gib(max(0, room.disk_free)), _gib(resources.disk_bytes)
-            yield no("disk", value, needed, f"has {value} of disk for weights, {needed} needed", room.heard_age)
-    if resources.gpus:
-        fitting, check = _gpus(room, resources)
-        if check is not None:
-            value, needed, text, age = check[1:]
-            yield no(check[0], value, needed, text, age)
-        assert check is not None or len(fitting) >= resources.gpus
-
-
-def engine_missing(node: Node, engine: str, version: str) -> str:
-    """Why a node cannot run an engine; "" when it has it, or can install it when told to."""
-    assert node.facts is not None
-    known = [install for install in node.facts.installs if install.engine == engine]
-    fitting = [install for install in known if not version or install.version == version]
-    for state in (InstallState.INSTALLED, InstallState.INSTALLING, InstallState.FAILED, InstallState.UNSUPPORTED):
-        found = next((install for install in fitting if install.state is state), None)
-        if found is not None:
-            return "" if state is InstallState.INSTALLED else _install_words(found)
-    installable = SILENT_INSTALLS if node.facts.installable is None else node.facts.installable
-    if engine in installable:
-        return ""
-    if known:
-        have = ", ".join(sorted(install.version or "an unknown version" for install in known))
-        return f"has {have} and cannot install another"
-    return "not installed, and the node cannot install it"
-
-
-def installed(node: Node, need: Need) -> bool:
-    return node.facts is not None and any(
-        i.engine == need.engine and i.state is InstallState.INSTALLED and need.version in ("", i.version)
-        for i in node.facts.installs
-    )
-
-
-def _install_words(install: EngineInstall) -> str:
-    return f"{install.state.value}: {install.detail}" if install.detail else install.state.value
-
-
-def _gpus(room: Room, need: Resources) -> tuple[tuple[Unit, ...], tuple[str, str, str, str, float | None] | None]:
-    """The units that would do, and the first check at which too few are left, with its words."""
-    wanted = need.gpus
-    units = room.units
-    if not units:
-        absent = room.node.facts.gpu_driver.absent if room.node.facts is not None else ""
-        words = f"has no GPUs ({absent})" if absent else "has no GPUs"
-        return (), ("gpus", "0", str(wanted), f"{words}, {wanted} needed", room.facts_age)
-
-    def short(check: str, left: tuple[Unit, ...], value: str, needed: str, words: str, age: float | None):  # type: ignore[no-untyped-def]
-        return left, (check, value, needed, f"{words}: {len(left)} left, {wanted} needed", age)
-
-    left = units
-    if len(left) < wanted:
-        return left, ("gpus", str(len(left)), str(wanted), f"has {len(left)} GPUs, {wanted} needed", room.facts_age)
-    if need.compute_capability is not None:
-        wants = need.compute_capability
-        left = tuple(u for u in left if u.capability is not None and u.capability >= wants)
-        if len(left) < wanted:
-            has = ", ".join(sorted({_dotted(u.capability) for u in units}))
-            text = f"has GPUs of compute capability {has}, {_dotted(wants)} needed"
-            return short("compute-capability", left, has, _dotted(wants), text, room.facts_age)
-    if need.gpu_memory_bytes:
-        before, left = left, tuple(u for u in left if (u.memory_bytes or 0) >= need.gpu_memory_bytes)
-        if len(left) < wanted:
-            has = ", ".join(sorted({"unknown" if u.memory_bytes is None else _gib(u.memory_bytes) for u in before}))
-            text = f"has GPUs of {has}, {_gib(need.gpu_memory_bytes)} needed"
-            return short("gpu-memory", left, has, _gib(need.gpu_memory_bytes), text, room.facts_age)
-    before, left = left, tuple(u for u in left if not u.broken)
-    if len(left) < wanted:
-        first = next(u for u in before if u.broken)
-        return short("gpu-health", left, first.broken, "no bad problem", f"{first.uuid} {first.broken}", first.broken_age)
-    if wanted > 1:
-        before, left = left, tuple(u for u in left if not u.apart)
-        if len(left) < wanted:
-            first = next(u for u in before if u.apart)
-            return short("gpu-fabric", left, first.apart, "completed", f"{first.uuid}: {first.apart}", room.heard_age)
-    before, left = left, tuple(u for u in left if not u.holder)
-    if len(left) < wanted:
-        holders = ", ".join(sorted({u.holder for u in before if u.holder}))
-        value = f"{len(left)} of {len(units)} free"
-        return left, ("gpus-free", value, str(wanted), f"has {value} GPUs ({holders} hold the rest), {wanted} needed", None)
-    before, left = left, tuple(u for u in left if _undisturbed(u, need))
-    if len(left) < wanted:
-        worst = max(before, key=lambda u: u.foreign_bytes)
-        has = f"{_gib(worst.foreign_bytes)} in use by others"
-        needed = _gib(need.gpu_memory_bytes) if need.gpu_memory_bytes else "an idle GPU"
-        return short("gpu-foreign", left, has, needed, f"{worst.uuid} has {has}", room.heard_age)
-    return left, None
-
-
-def _undisturbed(unit: Unit, need: Resources) -> bool:
-    if not need.gpu_memory_bytes:
-        return unit.foreign_bytes <= IDLE_FOREIGN
-    return unit.offered_bytes is not None and unit.offered_bytes >= need.gpu_memory_bytes
-
-
-#: A shard that does not say how much it needs takes the whole GPU, so others may hold no more than this.
-IDLE_FOREIGN = 512 << 20
-
-
-def pick(room: Room, need: Need) -> tuple[str, ...]:
-    """The GPUs that the shard takes on a node that has room: those without a warning first, then by index."""
-    if not need.resources.gpus:
-        return ()
-    fitting, _ = _gpus(room, need.resources)
-    order = sorted(range(len(fitting)), key=lambda n: (fitting[n].warned, n))
-    return tuple(fitting[n].uuid for n in sorted(order[: need.resources.gpus]))
 
 
 _Score = tuple[bool, int, int, int]
@@ -360,11 +189,3 @@ def place(world: World, model: Model, now: float) -> Choice | tuple[Reason, ...]
     """One decision by itself: where one more replica of a model goes, or why it goes nowhere."""
     rooms, need = Rooms(world, now), Need.of(model)
     return rooms.choose(need, model.name) or rooms.refused(need)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 or size == 0 else f"{size / (1 << 20):.0f} MiB"
-
-
-def _dotted(capability: tuple[int, int] | None) -> str:
-    return "unknown" if capability is None else f"{capability[0]}.{capability[1]}"

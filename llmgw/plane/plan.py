@@ -1,7 +1,7 @@
-"""What should be done next: `plan(world, now)` -> steps with reasons, what cannot be placed and why, when to look again.
+"""What should be done next: `plan(world, now)` -> steps with reasons, what cannot be placed, when to look again.
 
-Pure and deterministic (D5). A plan changes nothing; `enact` makes the world in which its steps are decided, and
-planning in that world finds nothing more to do. Commands follow from the world (converge.py), not from the steps,
+Pure and deterministic (D5). A plan changes nothing; `enact` (steps.py) makes the world in which its steps are
+decided, and planning in that world finds nothing more to do. Commands follow from the world (converge.py), not from the steps,
 so that a command which got lost is simply sent again.
 
 The rules, in the order in which they apply to a model:
@@ -12,134 +12,26 @@ while that makes sense; what is missing is placed; what is too much goes, the wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import attrs
 from immutables import Map
 
 from llmgw.plane.attempts import EVERYWHERE
-from llmgw.plane.events import Event
-from llmgw.plane.place import Choice, Need, Rooms
+from llmgw.plane.checks import Need
+from llmgw.plane.place import Choice, Rooms
+from llmgw.plane.steps import Drain, GiveUp, Plan, Start, Step, Stop
 from llmgw.plane.why import nearest, smallest
-from llmgw.plane.world import Model, Node, Reason, Settings, Shard, Stage, Stray, Unplaced, Want, World
-from llmgw.wire.agent import ShardStatus
+from llmgw.plane.world import DEFAULT, ENDED, Model, Node, Reason, Settings, Shard, Stage, Unplaced, Want, World, slug
 from llmgw.wire.facts import ModelName, ReplicaId, ShardId, ShardSpec, ShardState
 
 #: How soon to look again for room that nobody announces (memory that is freed), in seconds.
 AGAIN = 5.0
 
-_ENDED = (ShardState.STOPPED, ShardState.FAILED)
 
-
-@attrs.frozen
-class Start:
-    """Place a shard, or begin its next attempt: the whole record as it will be stored."""
-
-    shard: Shard
-    why: str
-
-
-@attrs.frozen
-class Drain:
-    """Send a shard no new requests; its stop follows."""
-
-    shard: ShardId
-    why: str
-
-
-@attrs.frozen
-class Stop:
-    shard: ShardId
-    why: str
-
-
-@attrs.frozen
-class GiveUp:
-    """Forget a placement: it has ended, or its node is lost and nobody needs it."""
-
-    shard: ShardId
-    why: str
-
-
-Step = Start | Drain | Stop | GiveUp
-
-
-@attrs.frozen
-class Plan:
-    """Steps in order; the models that cannot be placed whole; the monotonic time at which something may be due."""
-
-    steps: tuple[Step, ...] = ()
-    unplaced: Map[ModelName, Unplaced] = Map()
-    look_again: float | None = None
-
-
-def plan(world: World, now: float, settings: Settings = Settings()) -> Plan:
+def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
     """What to do in this world. Nothing is placed while the plane settles (D3)."""
     if world.settling_until is not None and now < world.settling_until:
         return Plan((), world.unplaced, world.settling_until)
     return _Planner(world, now, settings).plan()
-
-
-def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> World:
-    """The world in which these steps are decided. Applied to a newer world than the planned one it still holds:
-    statuses that came meanwhile stay, since a step names only what it decides."""
-    shards, strays, retired = world.shards, world.strays, world.retired
-    changed = False
-    for step in steps:
-        changed = True
-        match step:
-            case Start(shard=shard):
-                before = shards.get(shard.id)
-                if before is not None and before.node != shard.node:
-                    strays = strays.update(_left_behind(world, before))
-                shards = shards.set(shard.id, attrs.evolve(shard, placed_clock=clock, want_at=now))
-                retired = retired.delete(shard.id) if shard.id in retired else retired
-            case Drain(shard=id, why=why) | Stop(shard=id, why=why):
-                if (known := shards.get(id)) is not None:
-                    want = Want.DRAIN if isinstance(step, Drain) else Want.STOP
-                    shards = shards.set(id, attrs.evolve(known, want=want, want_at=now, why=why, not_before=None))
-            case GiveUp(shard=id):
-                if (known := shards.get(id)) is not None:
-                    strays = strays.update(_left_behind(world, known))
-                    shards = shards.delete(id)
-                    retired = retired.set(id, known.generation)
-    if not changed:
-        return world
-    return attrs.evolve(world, shards=shards, strays=strays, retired=retired, version=world.version + 1)
-
-
-def told(step: Step, world: World, clock: float) -> Event:
-    """A step as an event; `world` is the one it was planned in."""
-    match step:
-        case Start(shard=shard, why=why):
-            text = f"{shard.id} is placed on {shard.node} at generation {shard.generation}: {why}"
-            data = {"node": str(shard.node), "model": str(shard.model), "generation": str(shard.generation)}
-            return Event(kind="shard-placed", subject=f"shard:{shard.id}", text=text, clock=clock, data=data)
-        case Drain(shard=id, why=why):
-            kind, text = "shard-drained", f"{id} gets no new requests: {why}"
-        case Stop(shard=id, why=why):
-            kind, text = "shard-told-to-stop", f"{id} is to be stopped: {why}"
-        case GiveUp(shard=id, why=why):
-            kind, text = "shard-dropped", f"{id} is no more: {why}"
-    known = world.shards.get(id)
-    data = {"node": str(known.node), "model": str(known.model)} if known is not None else {}
-    return Event(kind=kind, subject=f"shard:{id}", text=text, clock=clock, data=data)
-
-
-def _left_behind(world: World, shard: Shard) -> dict[tuple[str, ShardId], Stray]:
-    """What may still run where a shard was: to be stopped when that node is heard again (D4)."""
-    if shard.state in _ENDED or shard.node not in world.nodes:
-        return {}
-    status = shard.status
-    if status is None or status.generation != shard.generation:
-        status = ShardStatus(
-            shard=shard.id,
-            replica=shard.replica,
-            model=shard.model,
-            generation=shard.generation,
-            state=ShardState.UNKNOWN,
-        )
-    return {(shard.node, shard.id): Stray(shard.node, status)}
 
 
 class _Planner:
@@ -184,7 +76,7 @@ class _Planner:
         since = self.now if shard.want_at is None else shard.want_at
         if node is None or node.stage is Stage.LOST:
             self._drop(shard, f"{shard.node} is {'not known' if node is None else 'lost'}")
-        elif shard.status is not None and shard.state in _ENDED:
+        elif shard.status is not None and shard.state in ENDED:
             self._drop(shard, f"it has {shard.state.value}")
         elif shard.want is Want.DRAIN:
             due = self.now if shard.want_at is None else since + self.settings.drain
@@ -203,9 +95,7 @@ class _Planner:
     def _leave(self, shard: Shard, why: str) -> None:
         """Out, with the grace that its state deserves."""
         node = self.world.nodes.get(shard.node)
-        if node is None or node.stage is Stage.LOST:
-            self._drop(shard, why)
-        elif shard.state in _ENDED and shard.status is not None:
+        if node is None or node.stage is Stage.LOST or (shard.state in ENDED and shard.status is not None):
             self._drop(shard, why)
         elif shard.state is ShardState.READY:
             self.steps.append(Drain(shard.id, why))
@@ -319,7 +209,7 @@ class _Planner:
             why = f"{node.id} runs generation {stray.status.generation}, which is newer than any that is known here"
             self._next(model, shard, why)
             return
-        if shard.status is None or shard.state not in _ENDED:
+        if shard.status is None or shard.state not in ENDED:
             return
         if shard.not_before is not None and shard.not_before > self.now:
             self._look(shard.not_before)
@@ -392,7 +282,7 @@ class _Planner:
 
     def _free_id(self, model: ModelName) -> ReplicaId:
         number = 0
-        while (id := ReplicaId(f"{model}-{number}")) in self.ids:
+        while (id := ReplicaId(f"{slug(model)}-{number}")) in self.ids:
             number += 1
         self.ids.add(id)
         return id
@@ -444,14 +334,11 @@ def _worth(shard: Shard, node: Node | None) -> tuple[int, int]:
     """The smaller, the better to keep."""
     if shard.state is ShardState.READY:
         state = 0
-    elif shard.state in _ENDED:
+    elif shard.state in ENDED:
         state = 2
     else:
         state = 1
-    if node is None or node.stage is not Stage.READY:
-        where = 2
-    else:
-        where = 1 if node.cordoned else 0
+    where = 2 if node is None or node.stage is not Stage.READY else int(node.cordoned)
     return (where if where == 2 else 0) + state, where
 
 

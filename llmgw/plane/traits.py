@@ -1,4 +1,4 @@
-"""What of a node is worth a line in the log when it changes (B7): fabrics, NVLink domain, memory, GPUs, engines. Pure."""
+"""What of a node is worth a line in the log when it changes (B7): fabrics, NVLink, memory, GPUs, engines. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llmgw.wire.facts import InstallState
 
 
 def traits(facts: Register) -> dict[str, str]:
-    """A node's lasting character in words, by name. Subnet managers are not in it: they have events of their own (B6)."""
+    """A node's lasting character in words, by name. Subnet managers have events of their own (B6)."""
     fabrics = {port.fabric for port in facts.ports if port.fabric and port.role == "fabric"}
     domains = {gpu.fabric.domain for gpu in facts.gpus if gpu.fabric is not None and gpu.fabric.domain}
     readable = sum(not gpu.unreadable for gpu in facts.gpus)

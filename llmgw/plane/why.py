@@ -8,7 +8,8 @@ import attrs
 from msgspec import Struct
 
 from llmgw.errors import NotFound
-from llmgw.plane.place import Need, Rooms
+from llmgw.plane.checks import Need
+from llmgw.plane.place import Rooms
 from llmgw.plane.world import Model, Profile, Reason, Shard, Stage, Want, World
 from llmgw.wire.facts import ModelName, NodeId, ShardState
 

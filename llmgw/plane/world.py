@@ -126,7 +126,7 @@ class Node:
     gpu_processes: tuple[GpuProcess, ...] = ()
     ports: Map[tuple[str, int], Reading] = Map()
     problems: Map[tuple[str, str], OpenProblem] = Map()  # by (subject, code)
-    acks: Map[tuple[str, str], Ack] = Map()  # by (subject, code): outlive the problem, so that a flapping one stays quiet
+    acks: Map[tuple[str, str], Ack] = Map()  # as problems; one that comes and goes stays quiet
     masters: Map[tuple[str, int], str] = Map()  # the last known master SM's GUID, by port (B6)
     first_clock: float = 0.0
 
@@ -138,6 +138,10 @@ class Node:
     @property
     def version(self) -> str:
         return self.facts.version if self.facts else ""
+
+
+#: States after which there is no process any more.
+ENDED = (ShardState.STOPPED, ShardState.FAILED)
 
 
 # --- shards --------------------------------------------------------------------------------------------
@@ -279,3 +283,12 @@ class Settings:
     resend: float = 10.0  # a command that shows no effect is told again
     tick: float = 1.0
     events_kept: int = 10_000
+
+
+#: The rules as they are without configuration.
+DEFAULT = Settings()
+
+
+def slug(model: ModelName) -> str:
+    """A model's name as ids of replicas and shards have it, which become names of files: without a slash."""
+    return model.replace("/", "_")

@@ -39,7 +39,9 @@ class StoreUnusable(LlmgwError):
 def schemas() -> tuple[str, ...]:
     """The schema's steps, oldest first: step n makes version n out of version n - 1."""
     folder = resources.files("llmgw.plane.store") / "schema"
-    return tuple(file.read_text() for file in sorted(folder.iterdir(), key=lambda f: f.name) if file.name.endswith(".sql"))
+    return tuple(
+        file.read_text() for file in sorted(folder.iterdir(), key=lambda f: f.name) if file.name.endswith(".sql")
+    )
 
 
 class SqliteStore:
@@ -159,15 +161,20 @@ def _meta(db: sqlite3.Connection, name: str) -> int:
 
 def _unusable(path: Path, error: Exception) -> StoreUnusable:
     text = str(error)
-    if "locked" in text or "busy" in text:
-        return StoreUnusable(f"{path} is locked by another process", remedy="stop the other plane, or the tool that has it open")
-    if "full" in text:
-        return StoreUnusable(f"{path} cannot be written: the disk is full", remedy="free some space; the plane tries again")
-    if "readonly" in text or "unable to open" in text:
-        return StoreUnusable(f"{path} cannot be written: {text}", remedy="check the owner and the mode of the file and its folder")
-    if "not a database" in text or "malformed" in text:
-        return StoreUnusable(f"{path} is damaged or is no SQLite file: {text}", remedy="restore it from a backup, or move it away")
+    for words, what, remedy in _CAUSES:
+        if any(word in text for word in words):
+            return StoreUnusable(f"{path} {what}", remedy=remedy)
     return StoreUnusable(f"{path} cannot be used: {text}")
+
+
+_OWNER = "check the owner and the mode of the file and its folder"
+#: Words of SQLite's messages, what they mean to an operator, and what to do.
+_CAUSES = (
+    (("locked", "busy"), "is locked by another process", "stop the other plane, or the tool that has it open"),
+    (("full",), "cannot be written: the disk is full", "free some space; the plane tries again by itself"),
+    (("readonly", "unable to open"), "cannot be written", _OWNER),
+    (("not a database", "malformed"), "is damaged or is no SQLite file", "restore it from a backup, or move it away"),
+)
 
 
 def _open(path: Path, steps: tuple[str, ...]) -> tuple[sqlite3.Connection, int]:
@@ -176,7 +183,8 @@ def _open(path: Path, steps: tuple[str, ...]) -> tuple[sqlite3.Connection, int]:
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StoreUnusable(
-            f"the state directory {path.parent} cannot be used: {error.strerror}", remedy="make it writable for this user"
+            f"the state directory {path.parent} cannot be used: {error.strerror}",
+            remedy="make it writable for this user",
         ) from error
     try:
         try:
@@ -202,7 +210,8 @@ def _connect(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             header = file.read(100)
     except OSError as error:
         raise StoreUnusable(
-            f"{path} cannot be written: {error.strerror}", remedy="check the owner and the mode of the file and its folder"
+            f"{path} cannot be written: {error.strerror}",
+            remedy="check the owner and the mode of the file and its folder",
         ) from error
     if header:
         # Read from the header and not through SQLite, which may write even when it only looks.

@@ -1,0 +1,183 @@
+"""models.toml: what somebody wants served, read into models (D5). Pure.
+
+[profiles.small]
+engine = "llama.cpp"
+source = "/models/tiny.gguf"
+resources = { cpu_threads = 1, memory = "512MiB" }
+
+[[models]]
+name = "tiny"
+profile = "small"       # or a table of its own; every key of a profile may also stand here and wins
+replicas = 2
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from immutables import Map
+
+from llmgw.plane.world import Model, Profile, slug
+from llmgw.toml import Bytes, Seconds, Table, near, read_toml
+from llmgw.wire.facts import ModelName, Resources
+
+#: Engines that a profile may name. A node's own adapters decide which of them it can run.
+ENGINES = ("llama.cpp", "sglang", "vllm")
+
+#: How a profile's keys are written, and as what.
+_PROFILE: Mapping[str, object] = {
+    "engine": str,
+    "source": str,
+    "engine_version": str,
+    "args": tuple[str, ...],
+    "env": Mapping[str, str],
+    "context": int,
+    "nodes": int,
+    "ready_within": Annotated[float, "seconds"],
+    "grace": Seconds,
+    "labels": Mapping[str, str],
+}
+_RESOURCES: Mapping[str, tuple[str, object]] = {
+    "gpus": ("gpus", int),
+    "gpu_memory": ("gpu_memory_bytes", Bytes),
+    "cpu_threads": ("cpu_threads", int),
+    "memory": ("memory_bytes", Bytes),
+    "disk": ("disk_bytes", Bytes),
+}
+_PROFILE_KEYS = (*_PROFILE, "resources")
+_RESOURCE_KEYS = (*_RESOURCES, "compute_capability")
+_MOST_REPLICAS = 10_000
+
+#: A model's name goes into URLs, file names, environment variables and shard ids. A slash is common in names of hubs.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,94}[A-Za-z0-9])?")
+
+
+def models_of(text: str, name: str = "models.toml") -> tuple[Model, ...]:
+    """The models of a document, by name. Raises BadInput that names the file, the line and the near miss."""
+    table = read_toml(text, name)
+    table.refuse_unknown(("profiles", "models"))
+    profiles: dict[str, dict[str, Any]] = {}
+    named = table.table("profiles")
+    for key in named.values:
+        profiles[key] = _profile(named.table(key))
+    found: dict[str, Model] = {}
+    for entry in table.tables("models"):
+        model = _model(entry, profiles)
+        other = found.setdefault(slug(model.name), model)
+        if other is not model:
+            same = "two models are" if other.name == model.name else f"the models {other.name!r} and {model.name!r} are"
+            words = f"{same} called {model.name!r}" if other.name == model.name else f"{same} one in names of files"
+            raise entry.error(words, "name", remedy="every model needs its own name")
+    return tuple(sorted(found.values(), key=lambda model: model.name))
+
+
+def revised(before: Map[ModelName, Model], wanted: tuple[Model, ...]) -> Map[ModelName, Model]:
+    """The wanted models with revisions: one more where a profile differs from the model there was."""
+    after: dict[ModelName, Model] = {}
+    for model in wanted:
+        was = before.get(model.name)
+        revision = 1 if was is None else was.revision + (was.profile != model.profile)
+        after[model.name] = Model(name=model.name, profile=model.profile, replicas=model.replicas, revision=revision)
+    return Map(after)
+
+
+def _model(table: Table, profiles: Mapping[str, dict[str, Any]]) -> Model:
+    table.refuse_unknown(("name", "replicas", "profile", *_PROFILE_KEYS))
+    name = str(table.value("name", str))
+    if not _NAME.fullmatch(name) or "//" in name or ".." in name:
+        raise table.error(
+            f"{name!r} cannot be a model's name",
+            "name",
+            remedy="use up to 96 letters, digits, and . _ - / between them",
+        )
+    replicas = table.value("replicas", int) if "replicas" in table.values else 1
+    assert isinstance(replicas, int)
+    if not 0 <= replicas <= _MOST_REPLICAS:
+        raise table.error(f"{replicas} replicas cannot be meant", "replicas", remedy=f"give 0 to {_MOST_REPLICAS}")
+    base: dict[str, Any] = {}
+    profile = table.values.get("profile")
+    if isinstance(profile, dict):
+        base = _profile(table.table("profile"))
+    elif profile is not None:
+        named = str(table.value("profile", str))
+        if named not in profiles:
+            meant = near(named, profiles)
+            known = ", ".join(sorted(profiles)) or "none"
+            remedy = f"did you mean {meant!r}?" if meant else f"known profiles are: {known}"
+            raise table.error(f"there is no profile {named!r}", "profile", remedy=remedy)
+        base = profiles[named]
+    own = _profile(table)
+    merged = {**base, **own}
+    merged["resources"] = {**base.get("resources", {}), **own.get("resources", {})}
+    for key in ("engine", "source"):
+        if not merged.get(key):
+            raise table.error(f"the key {key!r} is missing", remedy=f"give it here or in the profile of {name!r}")
+    resources = Resources(**merged.pop("resources"))
+    if resources.gpu_memory_bytes and not resources.gpus:
+        raise table.error("gpu_memory is asked for, but no GPUs", "resources", remedy="set gpus as well")
+    return Model(name=ModelName(name), profile=Profile(**merged, resources=resources), replicas=replicas)
+
+
+def _profile(table: Table) -> dict[str, Any]:
+    """The keys of a profile that are there, checked one by one."""
+    at_model = table.path[:1] == ("models",) and table.path[-1:] != ("profile",)
+    if not at_model:
+        table.refuse_unknown(_PROFILE_KEYS)
+    found: dict[str, Any] = {key: table.value(key, hint) for key, hint in _PROFILE.items() if key in table.values}
+    if "engine" in found and found["engine"] not in ENGINES:
+        meant = near(found["engine"], ENGINES)
+        remedy = f"did you mean {meant!r}?" if meant else f"use one of {', '.join(ENGINES)}"
+        raise table.error(f"there is no engine {found['engine']!r}", "engine", remedy=remedy)
+    for key, least in (("context", 1), ("nodes", 1), ("ready_within", 0.1)):
+        if key in found and found[key] < least:
+            raise table.error(f"{found[key]:g} cannot be meant", key, remedy=f"give {least:g} or more")
+    if found.get("nodes", 1) > 1:
+        raise table.error(
+            f"a replica over {found['nodes']} nodes cannot be placed",
+            "nodes",
+            remedy="use GPUs of one node (nodes = 1)",
+        )
+    if "source" in found and not found["source"].strip():
+        raise table.error(
+            "an empty source says nothing", "source", remedy="give a path or a URL such as hf://org/model"
+        )
+    for key in found.get("env", {}):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
+            raise table.table("env").error(f"{key!r} cannot be the name of a variable", key)
+    for key in ("args", "env"):
+        texts = found.get(key, ())
+        for text in texts.values() if isinstance(texts, Mapping) else texts:
+            if "\0" in text:
+                raise table.error("a NUL character cannot be passed to a program", key)
+    if "resources" in table.values:
+        found["resources"] = _resources(table.table("resources"))
+    return found
+
+
+def _resources(table: Table) -> dict[str, Any]:
+    table.refuse_unknown(_RESOURCE_KEYS)
+    found: dict[str, Any] = {}
+    for key, (field, hint) in _RESOURCES.items():
+        if key in table.values:
+            value = table.value(key, hint)
+            assert isinstance(value, int)
+            if value < 0:
+                raise table.error(f"{value} cannot be meant", key, remedy="give 0 or more")
+            found[field] = value
+    if "compute_capability" in table.values:
+        found["compute_capability"] = _capability(table)
+    return found
+
+
+def _capability(table: Table) -> tuple[int, int]:
+    """ "9.0" as NVIDIA writes it; a bare 9.0 is read as well."""
+    value = table.values["compute_capability"]
+    text = str(value) if isinstance(value, str | float) and not isinstance(value, bool) else ""
+    match = re.fullmatch(r"(\d{1,2})\.(\d)", text)
+    if match is None:
+        raise table.error(
+            f"{value!r} is not a compute capability", "compute_capability", remedy='write it as "9.0" or "8.6"'
+        )
+    return int(match[1]), int(match[2])

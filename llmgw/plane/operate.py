@@ -1,0 +1,109 @@
+"""What operators do to the world, as pure changes: the next world and what happened.
+
+Each raises NotFound for a node that nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+from immutables import Map
+
+from llmgw.convert import near
+from llmgw.errors import NotFound
+from llmgw.plane.events import Event
+from llmgw.plane.world import Ack, Model, Node, World
+from llmgw.wire.facts import ModelName, NodeId
+
+Changed = tuple[World, tuple[Event, ...]]
+
+
+def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
+    """These models, and no others, are wanted."""
+    events: list[Event] = []
+
+    def say(kind: str, name: str, text: str) -> None:
+        events.append(Event(kind=kind, subject=f"model:{name}", text=text, clock=clock))
+
+    for name in sorted(models):
+        new, old = models[name], world.models.get(name)
+        if old is None:
+            say("model-added", name, f"{name}: {new.replicas} replicas are wanted")
+        elif old != new:
+            parts = [] if old.replicas == new.replicas else [f"replicas {old.replicas} -> {new.replicas}"]
+            parts += [] if old.revision == new.revision else [f"profile revision {old.revision} -> {new.revision}"]
+            say("model-changed", name, f"{name}: {', '.join(parts)}")
+    for name in sorted(set(world.models) - set(models)):
+        say("model-removed", name, f"{name} is wanted no more")
+    if not events:
+        return world, ()
+    return attrs.evolve(world, models=models, version=world.version + 1), tuple(events)
+
+
+def cordon(world: World, id: NodeId, on: bool, clock: float) -> Changed:
+    node = _known(world, id)
+    text = f"{id} is cordoned: it takes no new shard" if on else f"{id} takes new shards again"
+    changed = attrs.evolve(node, cordoned=on, draining=node.draining and on)
+    return _node(world, node, changed, "node-cordoned" if on else "node-uncordoned", text, clock)
+
+
+def drain(world: World, id: NodeId, on: bool, clock: float) -> Changed:
+    node = _known(world, id)
+    text = f"{id} is draining: its replicas move elsewhere" if on else f"{id} is drained no more"
+    return _node(world, node, attrs.evolve(node, draining=on), "node-draining" if on else "node-undrained", text, clock)
+
+
+def label(world: World, id: NodeId, labels: Mapping[str, str | None], clock: float) -> Changed:
+    node = _known(world, id)
+    after = {**dict(node.labels), **labels}
+    kept = Map({name: value for name, value in after.items() if value is not None})
+    words = ", ".join(f"{name}={value}" if value is not None else f"{name} removed" for name, value in labels.items())
+    return _node(world, node, attrs.evolve(node, labels=kept), "node-labelled", f"{id}: {words}", clock)
+
+
+def acknowledge(world: World, id: NodeId, subject: str, code: str, seconds: float, now: float, clock: float) -> Changed:
+    """A problem is taken as it is until then. Raises NotFound for one that is neither open nor acknowledged."""
+    node, key = _known(world, id), (subject, code)
+    open_ = node.problems.get(key)
+    if open_ is None and key not in node.acks:
+        known = ", ".join(f"{c} of {s}" for s, c in sorted(node.problems)) or "none"
+        raise NotFound(f"{id} has no open problem {code!r} of {subject!r}", remedy=f"open problems there: {known}")
+    if seconds > 0:
+        acks, until = node.acks.set(key, Ack(now + seconds, clock + seconds)), now + seconds
+        text = f"{id}: {code} of {subject} is acknowledged for {seconds:.0f} s"
+    else:
+        acks, until = (node.acks.delete(key) if key in node.acks else node.acks), None
+        text = f"{id}: {code} of {subject} is acknowledged no more"
+    problems = node.problems
+    if open_ is not None:
+        problems = problems.set(key, attrs.evolve(open_, acknowledged_until=until))
+    changed = attrs.evolve(node, acks=acks, problems=problems)
+    return _node(world, node, changed, "problem-acknowledged", text, clock)
+
+
+def forget(world: World, id: NodeId, clock: float) -> Changed:
+    """The node is no more; strays that it ran go with it."""
+    _known(world, id)
+    strays = world.strays
+    for key in [key for key in strays if key[0] == id]:
+        strays = strays.delete(key)
+    event = Event(kind="node-forgotten", subject=f"node:{id}", text=f"{id} is forgotten", clock=clock)
+    world = attrs.evolve(world, nodes=world.nodes.delete(id), strays=strays, version=world.version + 1)
+    return world, (event,)
+
+
+def _known(world: World, id: NodeId) -> Node:
+    node = world.nodes.get(id)
+    if node is None:
+        meant = near(id, world.nodes)
+        remedy = f"did you mean {meant!r}?" if meant else "`llmgw ctl nodes` lists them"
+        raise NotFound(f"there is no node {id!r}", remedy=remedy)
+    return node
+
+
+def _node(world: World, before: Node, after: Node, kind: str, text: str, clock: float) -> Changed:
+    if before == after:
+        return world, ()
+    event = Event(kind=kind, subject=f"node:{after.id}", text=text, clock=clock, data={"node": str(after.id)})
+    return attrs.evolve(world, nodes=world.nodes.set(after.id, after), version=world.version + 1), (event,)

@@ -1,0 +1,117 @@
+"""The steps of a plan, and the world in which they are decided. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+from immutables import Map
+
+from llmgw.plane.events import Event
+from llmgw.plane.world import ENDED, Shard, Stray, Unplaced, Want, World
+from llmgw.wire.agent import ShardStatus
+from llmgw.wire.facts import ModelName, NodeId, ShardId, ShardState
+
+
+@attrs.frozen
+class Start:
+    """Place a shard, or begin its next attempt: the whole record as it will be stored."""
+
+    shard: Shard
+    why: str
+
+
+@attrs.frozen
+class Drain:
+    """Send a shard no new requests; its stop follows."""
+
+    shard: ShardId
+    why: str
+
+
+@attrs.frozen
+class Stop:
+    shard: ShardId
+    why: str
+
+
+@attrs.frozen
+class GiveUp:
+    """Forget a placement: it has ended, or its node is lost and nobody needs it."""
+
+    shard: ShardId
+    why: str
+
+
+Step = Start | Drain | Stop | GiveUp
+
+
+@attrs.frozen
+class Plan:
+    """Steps in order; the models that cannot be placed whole; the monotonic time at which something may be due."""
+
+    steps: tuple[Step, ...] = ()
+    unplaced: Map[ModelName, Unplaced] = Map()
+    look_again: float | None = None
+
+
+def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> World:
+    """The world in which these steps are decided. Applied to a newer world than the planned one it still holds:
+    statuses that came meanwhile stay, since a step names only what it decides."""
+    shards, strays, retired = world.shards, world.strays, world.retired
+    changed = False
+    for step in steps:
+        changed = True
+        match step:
+            case Start(shard=shard):
+                before = shards.get(shard.id)
+                if before is not None and before.node != shard.node:
+                    strays = strays.update(_left_behind(world, before))
+                shards = shards.set(shard.id, attrs.evolve(shard, placed_clock=clock, want_at=now))
+                retired = retired.delete(shard.id) if shard.id in retired else retired
+            case Drain(shard=id, why=why) | Stop(shard=id, why=why):
+                if (known := shards.get(id)) is not None:
+                    want = Want.DRAIN if isinstance(step, Drain) else Want.STOP
+                    shards = shards.set(id, attrs.evolve(known, want=want, want_at=now, why=why, not_before=None))
+            case GiveUp(shard=id):
+                if (known := shards.get(id)) is not None:
+                    strays = strays.update(_left_behind(world, known))
+                    shards = shards.delete(id)
+                    retired = retired.set(id, known.generation)
+    if not changed:
+        return world
+    return attrs.evolve(world, shards=shards, strays=strays, retired=retired, version=world.version + 1)
+
+
+def told(step: Step, world: World, clock: float) -> Event:
+    """A step as an event; `world` is the one it was planned in."""
+    match step:
+        case Start(shard=shard, why=why):
+            text = f"{shard.id} is placed on {shard.node} at generation {shard.generation}: {why}"
+            data = {"node": str(shard.node), "model": str(shard.model), "generation": str(shard.generation)}
+            return Event(kind="shard-placed", subject=f"shard:{shard.id}", text=text, clock=clock, data=data)
+        case Drain(shard=id, why=why):
+            kind, text = "shard-drained", f"{id} gets no new requests: {why}"
+        case Stop(shard=id, why=why):
+            kind, text = "shard-told-to-stop", f"{id} is to be stopped: {why}"
+        case GiveUp(shard=id, why=why):
+            kind, text = "shard-dropped", f"{id} is no more: {why}"
+    known = world.shards.get(id)
+    data = {"node": str(known.node), "model": str(known.model)} if known is not None else {}
+    return Event(kind=kind, subject=f"shard:{id}", text=text, clock=clock, data=data)
+
+
+def _left_behind(world: World, shard: Shard) -> dict[tuple[NodeId, ShardId], Stray]:
+    """What may still run where a shard was: to be stopped when that node is heard again (D4)."""
+    if shard.state in ENDED or shard.node not in world.nodes:
+        return {}
+    status = shard.status
+    if status is None or status.generation != shard.generation:
+        status = ShardStatus(
+            shard=shard.id,
+            replica=shard.replica,
+            model=shard.model,
+            generation=shard.generation,
+            state=ShardState.UNKNOWN,
+        )
+    return {(shard.node, shard.id): Stray(shard.node, status)}

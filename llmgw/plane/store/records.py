@@ -1,0 +1,206 @@
+"""What of the world is stored, to readable JSON and back. Pure.
+
+Only what cannot be seen again: wanted models, placements with their failures, what operators said of nodes, the
+highest generations of shards that are no more. What a node tells (status, inventory, load) is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+from immutables import Map
+from msgspec import Struct
+
+from llmgw.errors import Conflict
+from llmgw.plane.world import Ack, Failure, Model, Node, Shard, Stage, Want, World
+from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardSpec
+
+S = TypeVar("S")
+
+#: The prefixes under which the world lies; events and certificates have their own.
+MODELS, NODES, SHARDS, RETIRED = "models/", "nodes/", "shards/", "retired/"
+EPOCH = "plane/epoch"
+
+
+class AckRecord(Struct, frozen=True, omit_defaults=True):
+    subject: str
+    code: str
+    until_clock: float
+
+
+class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node that has joined, and what operators said of it. `lost` outlives a restart, so that nobody waits for it."""
+
+    cordoned: bool = False
+    draining: bool = False
+    lost: bool = False
+    labels: dict[str, str] = {}
+    acks: tuple[AckRecord, ...] = ()
+    first_clock: float = 0.0
+
+
+class ShardRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A placement (D4)."""
+
+    replica: ReplicaId
+    model: ModelName
+    node: NodeId
+    generation: int
+    spec: ShardSpec
+    revision: int
+    rank: int = 0
+    want: Want = Want.RUN
+    why: str = ""
+    placed_clock: float = 0.0
+    restarts: int = 0
+    failed_here: int = 0
+    first_failure: Failure | None = None
+    last_failure: Failure | None = None
+
+
+def node_record(node: Node) -> NodeRecord:
+    return NodeRecord(
+        cordoned=node.cordoned,
+        draining=node.draining,
+        lost=node.stage is Stage.LOST,
+        labels=dict(sorted(node.labels.items())),
+        acks=tuple(AckRecord(*key, until_clock=ack.until_clock) for key, ack in sorted(node.acks.items())),
+        first_clock=node.first_clock,
+    )
+
+
+def shard_record(shard: Shard) -> ShardRecord:
+    return ShardRecord(
+        replica=shard.replica,
+        model=shard.model,
+        node=shard.node,
+        generation=shard.generation,
+        spec=shard.spec,
+        revision=shard.revision,
+        rank=shard.rank,
+        want=shard.want,
+        why=shard.why,
+        placed_clock=shard.placed_clock,
+        restarts=shard.restarts,
+        failed_here=shard.failed_here,
+        first_failure=shard.first_failure,
+        last_failure=shard.last_failure,
+    )
+
+
+class Stored:
+    """What the store holds of the world, so that a commit writes only what differs.
+
+    Values are compared by identity first: of a thousand shards only those that were replaced are looked at.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, object] = {}
+        self._bytes: dict[str, bytes] = {}
+
+    def difference(self, world: World) -> tuple[dict[str, bytes], tuple[str, ...], dict[str, object]]:
+        """What to put and to delete so that the store holds this world; a mark for `written`."""
+        puts: dict[str, bytes] = {}
+        seen: dict[str, object] = {}
+
+        def look(key: str, value: object, mark: object, record: Callable[[], object]) -> None:
+            seen[key] = mark
+            if self._seen.get(key) == mark:
+                return
+            data = msgspec.json.encode(record())
+            if self._bytes.get(key) != data:
+                puts[key] = data
+
+        for model in world.models.values():
+            look(MODELS + model.name, model, model, lambda model=model: model)  # type: ignore[misc]
+        for node in world.nodes.values():
+            lost = node.stage is Stage.LOST
+            # Loads replace a node with every heartbeat; what is stored of it hardly ever changes.
+            mark = (node.cordoned, node.draining, lost, node.labels, node.acks)
+            look(NODES + node.id, node, mark, lambda node=node: node_record(node))  # type: ignore[misc]
+        for shard in world.shards.values():
+            look(SHARDS + shard.id, shard, _Same(shard), lambda shard=shard: shard_record(shard))  # type: ignore[misc]
+        for id, generation in world.retired.items():
+            look(RETIRED + id, generation, generation, lambda generation=generation: generation)  # type: ignore[misc]
+        return puts, tuple(key for key in self._bytes if key not in seen), seen
+
+    def written(self, puts: Mapping[str, bytes], deletes: Iterable[str], seen: dict[str, object]) -> None:
+        """The commit of a difference has succeeded."""
+        self._seen = seen
+        self._bytes.update(puts)
+        for key in deletes:
+            self._bytes.pop(key, None)
+
+    def loaded(self, values: Mapping[str, bytes]) -> None:
+        self._bytes.update(values)
+
+
+class _Same:
+    """Equal only to a mark of the very same object."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def world_of(values: Mapping[str, bytes], now: float, clock: float) -> World:
+    """The world as it was stored: nodes are expected back, and nothing was heard of any shard yet.
+
+    Raises Conflict for a record that cannot be read: guessing at placements could make two of one shard.
+    """
+    models, nodes, shards, retired = {}, {}, {}, {}
+    for key, value in values.items():
+        if key.startswith(MODELS):
+            model = _read(key, value, Model)
+            models[model.name] = model
+        elif key.startswith(NODES):
+            id = NodeId(key.removeprefix(NODES))
+            nodes[id] = _node(id, _read(key, value, NodeRecord), now, clock)
+        elif key.startswith(SHARDS):
+            shard = _shard(ShardId(key.removeprefix(SHARDS)), _read(key, value, ShardRecord))
+            shards[shard.id] = shard
+        elif key.startswith(RETIRED):
+            retired[ShardId(key.removeprefix(RETIRED))] = _read(key, value, int)
+    return World(nodes=Map(nodes), models=Map(models), shards=Map(shards), retired=Map(retired), version=1)
+
+
+def _node(id: NodeId, record: NodeRecord, now: float, clock: float) -> Node:
+    acks = {
+        (ack.subject, ack.code): Ack(now + ack.until_clock - clock, ack.until_clock)
+        for ack in record.acks
+        if ack.until_clock > clock
+    }
+    return Node(
+        id=id,
+        stage=Stage.LOST if record.lost else Stage.EXPECTED,
+        stage_at=now,
+        cordoned=record.cordoned,
+        draining=record.draining,
+        labels=Map(record.labels),
+        acks=Map(acks),
+        first_clock=record.first_clock,
+    )
+
+
+def _shard(id: ShardId, record: ShardRecord) -> Shard:
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return Shard(id=id, **fields)
+
+
+def _read(key: str, value: bytes, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Conflict(
+            f"the stored record {key!r} cannot be read: {error}",
+            remedy="restore the state from a backup, or upgrade the plane if a newer one wrote it",
+        ) from None
+
+
+__all__ = ["EPOCH", "MODELS", "NODES", "RETIRED", "SHARDS", "NodeRecord", "ShardRecord", "Stored", "world_of"]
