@@ -27,7 +27,8 @@ A model is loaded from its weights. The weights lie on the disk of every node th
 The plane looks at the fleet and chooses a node for every replica. A node with enough memory takes the replica.
 The engine reads the weights and then it answers requests. An answer comes as a stream of small words.
 A request goes through the gateway to the replica with the shortest queue. The gateway waits while an engine loads.
-When an engine dies the node tells the plane and the plane starts a new one. No request is lost when the first word is still to come.
+When an engine dies the node tells the plane and the plane starts a new one.
+No request is lost when the first word is still to come.
 The fabric carries what the nodes say to each other. A slow link makes the whole replica slow.
 Look at the map of the fabric and find the slow link. The node measures the link and the plane keeps the result.
 Every node sends a short report and the plane listens. A silent node is first unreachable and later it is lost.

@@ -1,0 +1,135 @@
+"""Ending an engine so that nothing of it is left: no process, no worker that moved away, no memory on a GPU (C6).
+
+An engine is a tree of processes, and its first process is often the first to die. A worker that lost its parent keeps the
+GPU's memory while the port is free again (EN01, EN03), so "stopped" is said only after looking.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from llmgw.node import processes
+from llmgw.node.engines.environment import TOKEN
+from llmgw.node.processes import Handle, Seen
+from llmgw.node.records import Record
+from llmgw.wire.facts import GpuProcess
+
+#: Asks the driver which processes hold memory on which GPU.
+GpuHolders = Callable[[], Awaitable[tuple[GpuProcess, ...]]]
+#: Is told what does not end, in words, each time that is looked at again; "" when there is nothing left to say.
+Stubborn = Callable[[str], None]
+
+_RETURN_SECONDS = 30.0
+
+
+def belonging(record: Record) -> dict[int, Seen]:
+    """Every living process of a run, found by all marks it has. Reads all of /proc: call it in a thread."""
+    everybody = processes.everyone()
+    marked = processes.carrying(TOKEN, record.token, everybody)
+    scope = processes.in_scope(Path(record.scope)) if record.scope else ()
+    if not record.pid:
+        return processes.members(0, 1 << 62, everybody, marked=marked)
+    return processes.members(record.pid, record.started, everybody, of_scope=scope, marked=marked)
+
+
+async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[int | None, int | None]:
+    """End every process of a run; returns when none is left, with the first one's (exit code, signal) if it was our child.
+
+    SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went. What even
+    that does not end (a process inside the kernel, waiting for a device) is told to `stubborn` and waited for, for ever.
+    """
+    members = await trio.to_thread.run_sync(belonging, record)
+    if grace > 0 and any(seen.group == record.pid for seen in members.values()):
+        with suppress(ProcessLookupError):
+            os.killpg(record.pid, signal.SIGTERM)
+        with trio.move_on_after(grace):
+            while members:
+                await _ended(members)
+                members = await trio.to_thread.run_sync(belonging, record)
+    pause = 1.0
+    while members := await trio.to_thread.run_sync(belonging, record):
+        for seen in members.values():
+            _kill(seen)
+        with trio.move_on_after(pause) as waiting:
+            await _ended(members)
+        if waiting.cancelled_caught:
+            left = await trio.to_thread.run_sync(belonging, record)
+            if left:
+                stubborn(f"these processes do not end even by SIGKILL: {_named(left)}")
+                pause = min(pause * 2, 10.0)
+    return reap(record)
+
+
+def reap(record: Record) -> tuple[int | None, int | None]:
+    """Lay the run's first process to rest, if it is a child of ours and still waits for that."""
+    seen = processes.look(record.pid) if record.pid else None
+    if seen is None or seen.started != record.started:
+        return None, None
+    try:
+        with Handle(record.pid) as handle:
+            return handle.reap()
+    except ProcessLookupError:
+        return None, None
+
+
+async def gpus_returned(record: Record, pids: frozenset[int], holders: GpuHolders | None, stubborn: Stubborn) -> str:
+    """Wait until no GPU of the shard is held by one of its processes; then who else holds memory there, in words."""
+    if holders is None or not record.spec.gpus:
+        return ""
+    since, pause = trio.current_time(), 0.1
+    while True:
+        there = [process for process in await holders() if process.gpu in record.spec.gpus]
+        left = [process for process in there if process.pid in pids]
+        if not left:
+            return f"GPU memory is still held by {_holding(there)}" if there else ""
+        if trio.current_time() - since > _RETURN_SECONDS:
+            stubborn(f"the driver still counts memory for processes that ended: {_holding(left)}")
+            pause = 5.0
+        await trio.sleep(pause)
+        pause = min(pause * 2, 5.0)
+
+
+def _kill(seen: Seen) -> None:
+    try:
+        with Handle(seen.pid) as handle:
+            now = processes.look(seen.pid)
+            # Looked at after the hold was taken: from here on the number cannot slip to another process.
+            if now is not None and now.started == seen.started:
+                handle.send(signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+async def _ended(members: Mapping[int, Seen]) -> None:
+    """Wait until all of these have ended."""
+    async with trio.open_nursery() as nursery:
+        for seen in members.values():
+            nursery.start_soon(_one_ended, seen)
+
+
+async def _one_ended(seen: Seen) -> None:
+    try:
+        with Handle(seen.pid) as handle:
+            now = processes.look(seen.pid)
+            if now is not None and now.started == seen.started:
+                await handle.ended()
+    except ProcessLookupError:
+        return
+
+
+def _named(members: Mapping[int, Seen]) -> str:
+    return ", ".join(f"{seen.pid} ({seen.name}, state {seen.state})" for seen in members.values())
+
+
+def _holding(there: list[GpuProcess]) -> str:
+    return ", ".join(
+        f"{process.pid} ({process.name or 'unknown'}, "
+        f"{'unknown' if process.memory_bytes is None else f'{process.memory_bytes >> 20} MiB'} on {process.gpu})"
+        for process in there
+    )

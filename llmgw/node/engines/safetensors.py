@@ -1,0 +1,105 @@
+"""Headers of safetensors files and the config.json beside them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import attrs
+import msgspec
+
+_MOST_HEADER = 100 << 20  # the format's own limit
+
+
+@attrs.frozen
+class Config:
+    """A model's shape as its config.json has it; None where that says nothing."""
+
+    context: int | None = None
+    heads: int | None = None
+    kv_bytes_per_token: int | None = None
+    error: str = ""
+
+
+class _Shape(msgspec.Struct):
+    max_position_embeddings: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    head_dim: int | None = None
+    kv_lora_rank: int | None = None
+    qk_rope_head_dim: int | None = None
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
+    text_config: dict[str, object] | None = None
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct):
+    data_offsets: tuple[int, int]
+
+
+def config(path: Path) -> Config:
+    """Read config.json. What cannot be understood is left out; what is no JSON at all is an error."""
+    try:
+        raw = json.loads(path.read_bytes())
+        if not isinstance(raw, dict):
+            return Config(error=f"{path} is not an object")
+        inner = raw.get("text_config")
+        known = inner if isinstance(inner, dict) else raw  # models that see have their language half inside
+        shape = msgspec.convert({key: value for key, value in known.items() if value is not None}, _Shape, strict=False)
+    except msgspec.ValidationError:
+        return Config()
+    except (OSError, ValueError, RecursionError) as error:
+        return Config(error=f"{path} cannot be read: {error}")
+    return Config(shape.max_position_embeddings, shape.num_attention_heads, _cache(shape))
+
+
+def _cache(shape: _Shape) -> int | None:
+    """Bytes of the cache for one token with 16-bit values: of grouped-query attention, or of a latent one."""
+    layers, heads, hidden = shape.num_hidden_layers, shape.num_attention_heads, shape.hidden_size
+    if not layers or shape.sliding_window or shape.layer_types:
+        return None
+    if shape.kv_lora_rank:
+        return layers * (shape.kv_lora_rank + (shape.qk_rope_head_dim or 0)) * 2
+    if not heads or not (shape.head_dim or hidden):
+        return None
+    return 2 * layers * (shape.num_key_value_heads or heads) * (shape.head_dim or (hidden or 0) // heads) * 2
+
+
+def listed(folder: Path) -> tuple[tuple[str, ...], str]:
+    """The safetensors files that make the model, and an error. With an index, what it lists; else all there are."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return tuple(sorted(path.name for path in folder.glob("*.safetensors"))), ""
+    try:
+        names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        return (), f"{index} cannot be read: {error}"
+    outside = sorted(name for name in names if "/" in name or name.startswith("."))
+    if outside:
+        return (), f"{index} names files outside the model's folder: {outside[0]}"
+    return tuple(sorted(names)), ""
+
+
+def expected_size(path: Path) -> int | None:
+    """How many bytes the file must have by its own header: 8, the header, and the end of the last tensor."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(8)
+            if len(first) < 8:
+                return None
+            (length,) = struct.unpack("<Q", first)
+            if length > _MOST_HEADER:
+                return None
+            entries = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        ends = [msgspec.json.decode(entry, type=_Tensor).data_offsets[1] for entry in entries.values()]
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return 8 + int(length) + max(ends, default=0)

@@ -1,0 +1,151 @@
+"""SGLang: safetensors models on GPUs of one node or several.
+
+Facts of 0.5: the port opens once the schedulers are ready, and /health generates a token, which may take 20 s under load.
+A follower answers 200 whatever happens, so only rank 0 is asked. After any exception it SIGKILLs its own tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmgw.node.engines import Asking, Command, Objection, Seat, causes
+from llmgw.node.engines.causes import Cause, Ended
+from llmgw.node.engines.common import general, gpu_weights, memory, utilization
+from llmgw.node.engines.contents import Contents
+from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.wire.agent import Register
+from llmgw.wire.facts import ShardSpec
+
+_SET = "the node sets it"
+_MEMBERS = "the plane decides which nodes a replica has"
+_OURS = {
+    **dict.fromkeys(("--model-path", "--model", "--revision"), "name the model by the profile's source"),
+    "--served-model-name": "the model is served under its own name",
+    **dict.fromkeys(("--host", "--port", "--nccl-port", "--enable-metrics"), _SET),
+    **dict.fromkeys(("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr", "--base-gpu-id"), _MEMBERS),
+    "--config": "a file could set what the node sets: give arguments",
+    **dict.fromkeys(("--api-key", "--admin-api-key"), "keys are the gateway's: set them there"),
+    **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"), "the gateway speaks plain HTTP to engines"),
+    **dict.fromkeys(("-h", "--help", "--version"), "it makes the engine print and leave"),
+}  # fmt: skip
+_TENSOR = ("--tp-size", "--tp", "--tensor-parallel-size")
+_PIPELINE = ("--pp-size", "--pp", "--pipeline-parallel-size")
+_DATA = ("--dp-size", "--dp", "--data-parallel-size")
+_CONTEXT = ("--context-length",)
+_MEMORY = ("--mem-fraction-static",)
+_DP_ATTENTION = "--enable-dp-attention"
+
+
+class Sglang:
+    """The adapter of SGLang."""
+
+    name = "sglang"
+    #: "dist+" is a block: with DP attention the six ports after it are used as well.
+    ports: tuple[str, ...] = ("http", "nccl", "dist+")
+
+    def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
+        return tuple(self._objections(spec, facts, contents))
+
+    def _objections(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> list[Objection]:
+        found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS)]
+        if spec.context is not None and given(spec.args, *_CONTEXT):
+            found += conflicts(spec.args, dict.fromkeys(_CONTEXT, "the profile's context says it"))
+        if not spec.gpus and not given(spec.args, "--device"):
+            found.append(
+                Objection(
+                    "gpu-missing",
+                    "SGLang's released builds need GPUs",
+                    "ask for GPUs, or give --device cpu with a CPU build",
+                )
+            )
+        found += _world(spec, contents)
+        if contents is not None:
+            if contents.kind == "unknown" and not contents.faults:
+                found.append(
+                    Objection("model-unsupported", f"{contents.path} is no model that SGLang can load", "give a folder")
+                )
+            found += gpu_weights(spec, contents) if spec.gpus else memory(spec, contents)
+        return found
+
+    def command(self, spec: ShardSpec, seat: Seat) -> Command:
+        nodes = max(1, len(spec.peers))
+        share = utilization(spec, seat.gpu_memory_bytes)
+        argv: list[str] = [*seat.found.command, "serve", "--model-path", seat.model]
+        if seat.revision:
+            argv += ["--revision", seat.revision]
+        argv += ["--served-model-name", spec.model, "--host", seat.listen, "--port", str(seat.ports["http"])]
+        if not given(spec.args, *_TENSOR, *_PIPELINE, *_DATA) and len(spec.gpus) * nodes > 1:
+            argv += ["--tp-size", str(len(spec.gpus) * nodes)]
+        if spec.context is not None:
+            argv += ["--context-length", str(spec.context)]
+        if share is not None and not given(spec.args, *_MEMORY):
+            argv += ["--mem-fraction-static", share]
+        if nodes > 1:
+            argv += ["--nnodes", str(nodes), "--node-rank", str(spec.rank)]
+            argv += ["--dist-init-addr", f"{_bracketed(spec.peers[0])}:{seat.ports['dist+']}"]
+            if not given(spec.args, "--dist-timeout"):
+                argv += ["--dist-timeout", str(max(30, int(spec.ready_within)))]
+        else:
+            argv += ["--nccl-port", str(seat.ports["nccl"])]
+        argv += ["--enable-metrics"]
+        env = {"OMP_NUM_THREADS": str(seat.cpu_threads if not spec.gpus else 1)}
+        if seat.model.startswith("/"):
+            env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if nodes > 1:
+            env["SGLANG_HOST_IP"] = seat.address
+        return Command((*argv, *spec.args), {**env, **seat.found.env})
+
+    def asking(self, spec: ShardSpec) -> Asking | None:
+        if spec.rank:
+            return None
+        return Asking(
+            timeout=25.0,  # above the 20 s that its health check gives itself for a token
+            token=not given(spec.args, "--is-embedding"),
+            running=("sglang:num_running_reqs",),
+            waiting=("sglang:num_queue_reqs",),
+            made=("sglang:generation_tokens_total", "sglang:prompt_tokens_total"),
+        )
+
+    def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
+        return causes.probable(causes.SGLANG, lines, ended)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _world(spec: ShardSpec, contents: Contents | None) -> list[Objection]:
+    found: list[Objection] = []
+    nodes = max(1, len(spec.peers))
+    gpus = len(spec.gpus) * nodes
+    sizes = {flag[0]: whole(spec.args, *flag) for flag in (_TENSOR, _PIPELINE, _DATA) if given(spec.args, *flag)}
+    for flag, size in sizes.items():
+        if size is None or size < 1:
+            found.append(Objection("bad-argument", f"{flag} is not a whole number above zero", "give one"))
+    tensor = sizes.get(_TENSOR[0]) or (1 if sizes else max(1, gpus))
+    data = sizes.get(_DATA[0]) or 1
+    attention = given(spec.args, _DP_ATTENTION)
+    if data > 1 and nodes > 1 and not attention:
+        found.append(
+            Objection("bad-shape", "data parallelism over several nodes needs DP attention", f"add {_DP_ATTENTION}")
+        )
+    # With DP attention the data-parallel groups share the tensor-parallel ones' GPUs.
+    world = tensor * (sizes.get(_PIPELINE[0]) or 1) * (1 if attention else data)
+    if spec.gpus and not found and world != gpus:
+        found.append(
+            Objection(
+                "bad-shape",
+                f"parallel sizes of {world} in all for {gpus} GPUs",
+                "make their product the number of GPUs",
+            )
+        )
+    if world % nodes:
+        found.append(
+            Objection(
+                "bad-shape", f"a world of {world} cannot be divided over {nodes} nodes", "use as many GPUs on each node"
+            )
+        )
+    if contents is not None and contents.heads and contents.heads % tensor:
+        found.append(Objection("bad-shape", f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
+                               "choose a number of GPUs that divides them"))  # fmt: skip
+    return found

@@ -1,0 +1,156 @@
+"""vLLM: safetensors models on GPUs of one node or several (without Ray), or on a CPU with its CPU build.
+
+Facts of 0.32: the port is bound early but accepts only once the engine is ready, so "refused" is loading and there is no
+503 before; afterwards 503 on /health means that the engine core is dead while the API server still answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmgw.node.engines import Asking, Command, Objection, Seat, causes
+from llmgw.node.engines.causes import Cause, Ended
+from llmgw.node.engines.common import general, gpu_weights, memory, utilization
+from llmgw.node.engines.contents import Contents
+from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.wire.agent import Register
+from llmgw.wire.facts import ShardSpec
+
+_SET = "the node sets it"
+_MEMBERS = "the plane decides which nodes a replica has"
+_OURS = {
+    **dict.fromkeys(("--model", "--revision"), "name the model by the profile's source"),
+    "--served-model-name": "the model is served under its own name",
+    **dict.fromkeys(("--host", "--port", "--uds", "--root-path", "--headless"), _SET),
+    **dict.fromkeys(("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port"), _MEMBERS),
+    **dict.fromkeys(("--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp", "--data-parallel-start-rank", "-dpr",
+                     "--data-parallel-rank", "-dpn", "--data-parallel-size-local", "-dpl", "--data-parallel-hybrid-lb", "-dph",
+                     "--data-parallel-external-lb", "-dpe"), _MEMBERS),
+    "--config": "a file could set what the node sets: give arguments",
+    "--api-key": "keys are the gateway's: set them there",
+    **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"), "the gateway speaks plain HTTP to engines"),
+    **dict.fromkeys(("-h", "--help", "--version", "-v"), "it makes the engine print and leave"),
+}  # fmt: skip
+_TENSOR = ("--tensor-parallel-size", "-tp")
+_PIPELINE = ("--pipeline-parallel-size", "-pp")
+_DATA = ("--data-parallel-size", "-dp")
+_CONTEXT = ("--max-model-len",)
+_MEMORY = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
+_EXECUTOR = ("--distributed-executor-backend",)
+
+
+class Vllm:
+    """The adapter of vLLM."""
+
+    name = "vllm"
+    #: "internal+" is a block: VLLM_PORT is the first of several that vLLM counts up from.
+    ports: tuple[str, ...] = ("http", "master", "rpc", "internal+")
+
+    def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
+        return tuple(self._objections(spec, facts, contents))
+
+    def _objections(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> list[Objection]:
+        found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS)]
+        if spec.context is not None and given(spec.args, *_CONTEXT):
+            found += conflicts(spec.args, dict.fromkeys(_CONTEXT, "the profile's context says it"))
+        if given(spec.args, *_EXECUTOR) and len(spec.peers) > 1:
+            found.append(
+                Objection("bad-argument", "an executor cannot be chosen for a replica of several nodes", _MEMBERS)
+            )
+        found += _world(spec, contents)
+        if contents is not None:
+            if contents.kind == "unknown" and not contents.faults:
+                found.append(
+                    Objection("model-unsupported", f"{contents.path} is no model that vLLM can load", "give a folder")
+                )
+            found += gpu_weights(spec, contents) if spec.gpus else memory(spec, contents)
+        return found
+
+    def command(self, spec: ShardSpec, seat: Seat) -> Command:
+        nodes = max(1, len(spec.peers))
+        share = utilization(spec, seat.gpu_memory_bytes)
+        argv: list[str] = [*seat.found.command, "serve", seat.model]
+        if seat.revision:
+            argv += ["--revision", seat.revision]
+        argv += ["--served-model-name", spec.model]
+        if spec.rank == 0:
+            argv += ["--host", seat.listen, "--port", str(seat.ports["http"])]
+        if not given(spec.args, *_TENSOR, *_PIPELINE, *_DATA) and len(spec.gpus) * nodes > 1:
+            argv += ["--tensor-parallel-size", str(len(spec.gpus) * nodes)]
+        if spec.context is not None:
+            argv += ["--max-model-len", str(spec.context)]
+        if share is not None and not given(spec.args, *_MEMORY):
+            argv += ["--gpu-memory-utilization", share]
+        if nodes > 1:
+            argv += ["--nnodes", str(nodes), "--node-rank", str(spec.rank)]
+            argv += ["--master-addr", spec.peers[0], "--master-port", str(seat.ports["master"])]
+            if not given(spec.args, "--distributed-timeout-seconds"):
+                # The default is ten minutes of silence when a member never comes.
+                argv += ["--distributed-timeout-seconds", str(max(30, int(spec.ready_within)))]
+            if spec.rank:
+                argv += ["--headless"]
+        return Command((*argv, *spec.args), self._env(spec, seat))
+
+    def _env(self, spec: ShardSpec, seat: Seat) -> dict[str, str]:
+        env = {
+            "VLLM_PORT": str(seat.ports["internal+"]),
+            "VLLM_HOST_IP": seat.address if len(spec.peers) > 1 else "127.0.0.1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(max(60, int(spec.ready_within))),
+            "OMP_NUM_THREADS": str(seat.cpu_threads if not spec.gpus else 1),
+        }
+        if given(spec.args, *_DATA):
+            env["VLLM_DP_MASTER_PORT"] = str(seat.ports["rpc"])
+        if seat.model.startswith("/"):
+            env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if not spec.gpus:
+            env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "GLOO_SOCKET_IFNAME": "lo"}
+            if spec.resources.memory_bytes:
+                # Of what was asked for, a part is for the cache; the rest is for weights and three Python processes.
+                env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.resources.memory_bytes * 2 // 5 >> 30))
+        return {**env, **seat.found.env}
+
+    def asking(self, spec: ShardSpec) -> Asking | None:
+        if spec.rank:
+            return None
+        return Asking(
+            dead_after=2,
+            token=not given(spec.args, "--runner", "--task", "--convert"),
+            running=("vllm:num_requests_running",),
+            waiting=("vllm:num_requests_waiting",),
+            made=("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),
+        )
+
+    def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
+        return causes.probable(causes.VLLM, lines, ended)
+
+
+def _world(spec: ShardSpec, contents: Contents | None) -> list[Objection]:
+    """Whether the parallel sizes fit the GPUs and the model, as vLLM will demand after half a minute of imports."""
+    found: list[Objection] = []
+    nodes = max(1, len(spec.peers))
+    gpus = len(spec.gpus) * nodes
+    sizes = {flag[0]: whole(spec.args, *flag) for flag in (_TENSOR, _PIPELINE, _DATA) if given(spec.args, *flag)}
+    for flag, size in sizes.items():
+        if size is None or size < 1:
+            found.append(Objection("bad-argument", f"{flag} is not a whole number above zero", "give one"))
+    tensor = sizes.get(_TENSOR[0]) or (1 if sizes else max(1, gpus))
+    world = tensor * (sizes.get(_PIPELINE[0]) or 1) * (sizes.get(_DATA[0]) or 1)
+    if spec.gpus and not found and world != gpus:
+        found.append(
+            Objection(
+                "bad-shape",
+                f"parallel sizes of {world} in all for {gpus} GPUs",
+                "make their product the number of GPUs",
+            )
+        )
+    if world % nodes:
+        found.append(
+            Objection(
+                "bad-shape", f"a world of {world} cannot be divided over {nodes} nodes", "use as many GPUs on each node"
+            )
+        )
+    if contents is not None and contents.heads and contents.heads % tensor:
+        found.append(Objection("bad-shape", f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
+                               "choose a number of GPUs that divides them"))  # fmt: skip
+    return found

@@ -1,0 +1,55 @@
+"""Engines' output as lines that a person can read. Pure; every byte sequence has an answer.
+
+Engines write colours, progress bars that overwrite themselves, bytes that are no text, and sometimes hundreds of
+kilobytes without an end of line (LG01, LG02, LG04).
+"""
+
+from __future__ import annotations
+
+import re
+
+#: The longest line shown, in characters.
+MOST_LINE = 4000
+
+_ESCAPES = re.compile(
+    rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]?"  # CSI: colours, cursor
+    rb"|\x1b\][^\x07\x1b\n]{0,2048}(?:\x07|\x1b\\)?"  # OSC: titles, links
+    rb"|\x1b[PX^_][^\x1b\n]{0,2048}(?:\x1b\\)?"  # DCS, SOS, PM, APC
+    rb"|\x1b[ -/]{0,8}[0-~]?"  # everything shorter
+)
+_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
+# Line separators of Unicode would break a line once more wherever it is shown.
+_CONTROLS |= dict.fromkeys((0x2028, 0x2029, 0xFEFF, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+
+
+def clean_line(data: bytes) -> str:
+    """One line without what a terminal would do with it. Of a progress bar the newest state is kept."""
+    data = _ESCAPES.sub(b"", data)
+    if b"\r" in data:
+        states = [state for state in data.split(b"\r") if state.strip()]
+        data = states[-1] if states else b""
+    cut = data[: MOST_LINE * 4]
+    text = cut.decode(errors="replace").translate(_CONTROLS).rstrip()
+    if len(cut) == len(data) and len(text) <= MOST_LINE:
+        return text
+    shown = text[:MOST_LINE]
+    return f"{shown} … ({len(data) - len(shown.encode())} more bytes)"
+
+
+def clean(data: bytes) -> list[str]:
+    """All lines of some output. What follows the last end of line counts as a line too."""
+    lines = data.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return [clean_line(line) for line in lines]
+
+
+def last(data: bytes, most: int) -> tuple[str, ...]:
+    """The last lines that say something."""
+    found: list[str] = []
+    for line in reversed(data.split(b"\n")):
+        if len(found) >= most:
+            break
+        if text := clean_line(line):
+            found.append(text)
+    return tuple(reversed(found))
