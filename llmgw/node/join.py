@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
-import attrs
 import structlog
 import trio
 import trio_websocket as ws
@@ -23,6 +21,7 @@ from llmgw import __version__, pki, tls
 from llmgw.errors import BadInput, Conflict, LlmgwError, Refused, TimedOut, Unavailable
 from llmgw.files import make_directory, write_whole
 from llmgw.node.identity import IDENTITY, Identity, pending_request, store
+from llmgw.node.link import Address, address
 from llmgw.pki import Role
 from llmgw.units import format_duration
 from llmgw.wire.agent import Join
@@ -35,38 +34,18 @@ T = TypeVar("T", JoinHello, Joined)
 
 log = structlog.get_logger("llmgw.join")
 
-DEFAULT_PORT = 7443
 #: For the connection, and for each answer of the plane, in seconds.
 ANSWER_WITHIN = 10.0
 #: A clock that is off by more than this is worth a word.
 CLOCK_TOLERANCE = 120.0
 
 
-@attrs.frozen
-class Target:
-    """Where a plane listens for agents."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, url: str) -> Target:
-        """From wss://host:port. Raises BadInput."""
-        try:
-            parts = urlsplit(url if "//" in url else f"//{url}")
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise BadInput(f"{url!r} is not an address: {error}", remedy="write wss://HOST:PORT") from None
-        if parts.scheme == "ws":
-            raise BadInput(
-                f"{url} is without TLS", remedy="a plane in insecure mode needs no join; write wss:// for another"
-            )
-        if parts.scheme not in ("wss", "https", "") or not host or parts.path.strip("/") or parts.query:
-            raise BadInput(f"{url!r} is not the address of a plane", remedy="write wss://HOST:PORT")
-        return cls(host, port or DEFAULT_PORT)
-
-    def __str__(self) -> str:
-        return f"wss://[{self.host}]:{self.port}" if ":" in self.host else f"wss://{self.host}:{self.port}"
+def target_of(url: str) -> Address:
+    """The plane's address from wss://HOST:PORT, or HOST:PORT. Raises BadInput."""
+    target = address(url if "//" in url else f"wss://{url}")
+    if not target.secure:
+        raise BadInput(f"{url} is without TLS", remedy="a plane in insecure mode needs no join; else write wss://")
+    return target
 
 
 async def join(
@@ -83,7 +62,7 @@ async def join(
     `again` replaces an identity that is there. Raises LlmgwError in an operator's words; whatever was there stays
     as it was then.
     """
-    target = Target.parse(url)
+    target = target_of(url)
     pki.check_name(node)
     fingerprint = _fingerprint(token)
     _refuse_joined(directory, again, wall())
@@ -128,7 +107,7 @@ def _refuse_joined(directory: Path, again: bool, now: float) -> None:
         )
 
 
-def _authenticate(ca: x509.Certificate, leaf: x509.Certificate, fingerprint: str, target: Target, now: float) -> None:
+def _authenticate(ca: x509.Certificate, leaf: x509.Certificate, fingerprint: str, target: Address, now: float) -> None:
     """Raise unless TLS showed a plane's certificate from the token's own CA. Nothing secret was said until here."""
     if pki.fingerprint(ca) != fingerprint:
         raise Refused(
@@ -142,53 +121,60 @@ def _authenticate(ca: x509.Certificate, leaf: x509.Certificate, fingerprint: str
 
 
 @asynccontextmanager
-async def _connected(target: Target) -> AsyncIterator[tuple[x509.Certificate, Frames]]:
+async def _connected(target: Address) -> AsyncIterator[tuple[x509.Certificate, Frames]]:
     """TLS and WebSocket to the plane, and the certificate it showed. Errors of the connection come out bare."""
     problem: LlmgwError | None = None
     try:
-        async with trio.open_nursery() as nursery:
+        async with await _socket(target) as socket, trio.open_nursery() as nursery:
             try:
                 with trio.fail_after(ANSWER_WITHIN):
-                    leaf, connection = await _dial(target, nursery)
+                    leaf, stream = await _secured(target, socket)
+                    connection = await ws.wrap_client_stream(
+                        nursery, stream, target.host, "/join", max_message_size=MOST_BYTES_STRANGER
+                    )
             except trio.TooSlowError:
                 raise Unavailable(f"{target} did not answer within {ANSWER_WITHIN:g} s") from None
+            frames = WebSocketFrames(connection)
             try:
-                yield leaf, WebSocketFrames(connection)
+                yield leaf, frames
             except Closed as closed:
                 words = closed.reason or "without a reason"
                 raise Unavailable(f"{target} closed the connection: {words}") from None
             finally:
                 with trio.move_on_after(1, shield=True):
-                    await connection.aclose()
+                    await frames.aclose()
                 nursery.cancel_scope.cancel()
     except* LlmgwError as group:
         problem = _first(group)
-    except* (ws.HandshakeError, ws.ConnectionClosed):
+    except* (ws.HandshakeError, ws.ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
         problem = problem or Unavailable(f"{target} is not a plane's agent port", remedy="the default is 7443")
     if problem is not None:
         raise problem
 
 
-async def _dial(target: Target, nursery: trio.Nursery) -> tuple[x509.Certificate, ws.WebSocketConnection]:
+async def _socket(target: Address) -> trio.SocketStream:
     try:
-        socket = await trio.open_tcp_stream(target.host, target.port)
+        with trio.fail_after(ANSWER_WITHIN):
+            return await trio.open_tcp_stream(target.host, target.port)
+    except trio.TooSlowError:
+        words = f"no answer within {ANSWER_WITHIN:g} s"
     except OSError as error:
         words = error.strerror or str(error)
-        raise Unavailable(f"cannot reach {target}: {words}", remedy="is the plane running there?") from None
+    raise Unavailable(f"cannot reach {target}: {words}", remedy="is the plane running there?")
+
+
+async def _secured(
+    target: Address, socket: trio.SocketStream
+) -> tuple[x509.Certificate, trio.SSLStream[trio.SocketStream]]:
     stream = trio.SSLStream(socket, tls.unverified_context(), server_hostname=target.host, https_compatible=True)
     try:
         await stream.do_handshake()
-        der = stream.getpeercert(True)
     except trio.BrokenResourceError as error:
-        await trio.aclose_forcefully(stream)
         raise Unavailable(tls.explain(error, str(target))) from None
-    connection = await ws.wrap_client_stream(
-        nursery, stream, f"{target.host}:{target.port}", "/join", max_message_size=MOST_BYTES_STRANGER
-    )
-    return x509.load_der_x509_certificate(der), connection
+    return x509.load_der_x509_certificate(stream.getpeercert(True)), stream
 
 
-async def _answer(frames: Frames, target: Target, kind: type[T]) -> T:
+async def _answer(frames: Frames, target: Address, kind: type[T]) -> T:
     """The plane's next frame, when it is the one that is due."""
     data: bytes | None = None
     with trio.move_on_after(ANSWER_WITHIN):
@@ -216,7 +202,7 @@ def _remark_clock(ahead: float) -> None:
         log.warning(f"this machine's clock is {format_duration(abs(ahead))} {side} the plane's: is NTP running?")
 
 
-def _write_settings(path: Path, node: NodeId, target: Target) -> None:
+def _write_settings(path: Path, node: NodeId, target: Address) -> None:
     if path.exists():
         log.info("settings kept as they are", file=str(path), plane=str(target))
         return
