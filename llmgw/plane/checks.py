@@ -16,7 +16,7 @@ from llmgw.wire.facts import EngineInstall, InstallState, Resources
 GIB = 1 << 30
 
 #: What an agent can install that says nothing of it (A7).
-SILENT_INSTALLS = ("llama.cpp",)
+SILENT_INSTALLS = ("llamacpp",)
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
 """models.toml: what somebody wants served, read into models (D5). Pure.
 
 [profiles.small]
-engine = "llama.cpp"
+engine = "llamacpp"
 source = "/models/tiny.gguf"
 resources = { cpu_threads = 1, memory = "512MiB" }
 
@@ -24,7 +24,9 @@ from llmgw.toml import Bytes, Seconds, Table, near, read_toml
 from llmgw.wire.facts import ModelName, Resources
 
 #: Engines that a profile may name. A node's own adapters decide which of them it can run.
-ENGINES = ("llama.cpp", "sglang", "vllm")
+ENGINES = ("llamacpp", "sglang", "vllm")
+#: How people write them too.
+ALIASES = {"llama.cpp": "llamacpp", "llama-cpp": "llamacpp", "vLLM": "vllm", "SGLang": "sglang"}
 
 #: How a profile's keys are written, and as what.
 _PROFILE: Mapping[str, object] = {
@@ -126,6 +128,8 @@ def _profile(table: Table) -> dict[str, Any]:
     if not at_model:
         table.refuse_unknown(_PROFILE_KEYS)
     found: dict[str, Any] = {key: table.value(key, hint) for key, hint in _PROFILE.items() if key in table.values}
+    if "engine" in found:
+        found["engine"] = ALIASES.get(found["engine"], found["engine"])
     if "engine" in found and found["engine"] not in ENGINES:
         meant = near(found["engine"], ENGINES)
         remedy = f"did you mean {meant!r}?" if meant else f"use one of {', '.join(ENGINES)}"

@@ -1,0 +1,44 @@
+"""The highest plane epoch that this agent has obeyed, kept over restarts, so that an older plane is refused (D4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import structlog
+
+from llmgw.files import write_whole
+from llmgw.node.stream import Outdated
+from llmgw.wire.control import Registered
+
+log = structlog.get_logger("llmgw.epoch")
+
+
+@attrs.define
+class Epoch:
+    """A number in a file; joining a plane anew removes the file."""
+
+    path: Path
+    value: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Epoch:
+        """What the file says, 0 when there is none. A file that cannot be read is said and taken for none."""
+        try:
+            return cls(path, int(path.read_text()))
+        except FileNotFoundError:
+            return cls(path)
+        except (OSError, ValueError) as error:
+            log.warning("the epoch cannot be read; any plane is obeyed", path=str(path), error=str(error))
+            return cls(path)
+
+    def obey(self, registered: Registered) -> None:
+        """Take a plane's epoch. Raises Outdated for one that is lower than what was obeyed before."""
+        if registered.epoch < self.value:
+            raise Outdated(
+                f"{registered.plane} leads by epoch {registered.epoch}, and this node has obeyed {self.value}: "
+                "another plane leads, or this one was restored from an older backup (then join again)"
+            )
+        if registered.epoch > self.value:
+            write_whole(self.path, f"{registered.epoch}\n".encode())
+            self.value = registered.epoch

@@ -1,0 +1,215 @@
+"""The agent as a process: what it is made of, and whose nursery each part lives in.
+
+Only here are the parts wired together. Survey, shards and installs live in the daemon's nursery; all that belongs to
+one stream lives in that stream's. Ending the agent ends neither engines nor what they serve (C2).
+"""
+
+from __future__ import annotations
+
+import signal
+import ssl
+from collections.abc import AsyncIterator
+from functools import partial
+
+import attrs
+import structlog
+import trio
+from msgspec import structs
+
+from llmgw import __version__, log
+from llmgw.errors import BadInput
+from llmgw.node.answers import Answers, Say, features
+from llmgw.node.engines.installed import Installed
+from llmgw.node.engines.llamacpp import LlamaCpp
+from llmgw.node.engines.sglang import Sglang
+from llmgw.node.engines.vllm import Vllm
+from llmgw.node.epoch import Epoch
+from llmgw.node.identity import Identity, renewals
+from llmgw.node.link import keep
+from llmgw.node.logs import Logs
+from llmgw.node.settings import NodeSettings
+from llmgw.node.shards import Shards
+from llmgw.node.stream import Beats, Duties, PlaneStream
+from llmgw.node.survey import Survey
+from llmgw.wire.agent import Heartbeat, Register
+from llmgw.wire.control import (
+    DrainShard,
+    FetchWeights,
+    Goodbye,
+    LogsReply,
+    LogsRequest,
+    Provision,
+    StartShard,
+    StopShard,
+)
+from llmgw.wire.facts import EngineInstall, NodeId
+from llmgw.wire.stream import Frames
+
+say = structlog.get_logger("llmgw.node")
+
+#: Seconds between two looks at which engines are installed: somebody may install one by hand.
+INSTALLS_EVERY = 60.0
+
+
+async def run(settings: NodeSettings) -> None:
+    """Run the agent until SIGTERM or SIGINT. Raises LlmgwError when it cannot start."""
+    if not settings.addresses:
+        raise BadInput("this node knows no plane", remedy="join one: `llmgw-node join wss://PLANE:7443 --token TOKEN`")
+    node = assemble(settings)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.survey.run)
+        nursery.start_soon(node.shards.run)
+        nursery.start_soon(node.watch_installs)
+        nursery.start_soon(node.keep_stream)
+        say.info("agent runs", node=node.name, version=__version__, planes=list(settings.planes))
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            await anext(aiter(signals))
+        say.info("agent stops; its engines go on")
+        nursery.cancel_scope.cancel()
+
+
+@attrs.define
+class Node:
+    """An agent's parts, assembled and not yet running."""
+
+    settings: NodeSettings
+    name: NodeId
+    identity: Identity | None
+    survey: Survey
+    shards: Shards
+    installed: Installed
+    logs: Logs
+    epoch: Epoch
+    answers: Answers
+    newest: list[Register]
+    looked: trio.Event = attrs.field(factory=trio.Event)
+
+    # --- what a stream borrows -------------------------------------------------------------------------
+
+    def duties(self) -> Duties:
+        return Duties(
+            register=self.register,
+            beats=self.beats,
+            hardware=self._hardware,
+            changes=self.shards.changes.subscribe,
+            command=self.command,
+            obey=self.epoch.obey,
+            renewals=partial(renewals, self.identity) if self.identity is not None else None,
+            answers=self.answers,
+        )
+
+    async def register(self) -> Register:
+        """The node's whole truth. Never before what an earlier agent left running is known again (A7)."""
+        await self.shards.adopted.wait()
+        await self.looked.wait()
+        seen = await self.survey.register()
+        self.newest[0] = whole = structs.replace(
+            seen,
+            node=self.name,
+            version=__version__,
+            features=features(self.answers),
+            problems=(*seen.problems, *self.shards.problems),
+            installable=(),
+            installs=self.installed.installs,
+            shards=self.shards.statuses(),
+            labels=dict(self.settings.labels),
+            epoch=self.epoch.value,
+        )
+        return whole
+
+    def beats(self, told: Register) -> Beats:
+        return _WithInstalls(self, self.survey.beats(told), told)
+
+    def _hardware(self) -> AsyncIterator[int]:
+        return self.survey.changed.values()
+
+    def command(self, order: StartShard | StopShard | DrainShard | Provision | FetchWeights) -> None:
+        match order:
+            case StartShard():
+                self.shards.start(order)
+            case StopShard():
+                self.shards.stop(order)
+            case DrainShard():
+                self.shards.drain(order)
+            case Provision(engines=engines):
+                # Nothing is installed by this version: what is here is used, and heartbeats tell what that is.
+                say.debug("engines wanted here", engines=[engine.engine for engine in engines])
+            case FetchWeights(source=source):
+                say.warning("weights are not fetched ahead by this version", source=source)
+
+    # --- the daemon's tasks ----------------------------------------------------------------------------
+
+    async def watch_installs(self) -> None:
+        """Find the engines, and look again now and then."""
+        while True:
+            await self.installed.look()
+            self.looked.set()
+            await trio.sleep(INSTALLS_EVERY)
+
+    async def keep_stream(self) -> None:
+        await keep(self.settings.addresses, self._context, self._carry)
+
+    def _context(self) -> ssl.SSLContext | None:
+        return self.identity.context() if self.identity is not None else None
+
+    async def _carry(self, frames: Frames) -> Goodbye:
+        return await PlaneStream(frames, self.duties()).run()
+
+
+class _WithInstalls:
+    """A stream's heartbeats, with the installed engines and the shards' problems when they changed."""
+
+    def __init__(self, node: Node, beats: Beats, told: Register) -> None:
+        self._node = node
+        self._beats = beats
+        self._installs: tuple[EngineInstall, ...] = told.installs
+        self._problems = node.shards.problems
+        self._survey_problems = tuple(problem for problem in told.problems if problem not in self._problems)
+
+    async def next(self) -> Heartbeat:
+        beat = await self._beats.next()
+        problems = self._node.shards.problems
+        if beat.problems is not None:
+            self._survey_problems = beat.problems
+        if beat.problems is not None or problems != self._problems:
+            self._problems = problems
+            beat = structs.replace(beat, problems=(*self._survey_problems, *problems))
+        if self._node.installed.installs != self._installs:
+            self._installs = self._node.installed.installs
+            beat = structs.replace(beat, installs=self._installs)
+        return beat
+
+
+def assemble(settings: NodeSettings) -> Node:
+    """The parts of an agent. Raises LlmgwError for an identity that cannot be used."""
+    identity = None if settings.insecure else Identity.load(settings.directory)
+    directory = settings.directory
+    logs = Logs(directory / "logs", log.ring, most_bytes=settings.logs.bytes, keep=settings.logs.keep)
+    commands = {name: engine.command for name, engine in settings.engines.items()}
+    installed = Installed([LlamaCpp(), Vllm(), Sglang()], commands=commands, state=directory)
+    newest = [Register(node=NodeId(""), version="")]
+    shards = Shards(
+        directory,
+        installed=installed,
+        logs=logs,
+        facts=lambda: newest[0],
+        ports=range(settings.engine_ports.first, settings.engine_ports.last + 1),
+        listen=settings.address or "0.0.0.0",
+    )
+    survey = Survey(settings.view, shards.pids)
+
+    async def answer_logs(request: LogsRequest, _say: Say) -> LogsReply:
+        return await logs.answer(request)
+
+    return Node(
+        settings=settings,
+        name=identity.node if identity is not None else settings.name(),
+        identity=identity,
+        survey=survey,
+        shards=shards,
+        installed=installed,
+        logs=logs,
+        epoch=Epoch.load(directory / "epoch"),
+        answers={LogsRequest: answer_logs},
+        newest=newest,
+    )
