@@ -27,10 +27,10 @@ from llmgw.node.engines.installed import Installed
 from llmgw.node.health import Answer, Course, Dead, Line, Patience, judge
 from llmgw.node.launch import NEVER_STARTED, launch, scope_command
 from llmgw.node.logs import Logs
-from llmgw.node.ports import Ports
 from llmgw.node.processes import Handle, Seen
 from llmgw.node.records import Record, Records, argv_hash
 from llmgw.node.runs import RunName
+from llmgw.node.tcp import Ports
 from llmgw.wire.agent import Register
 from llmgw.wire.control import StartShard
 from llmgw.wire.facts import Progress, ShardSpec

@@ -25,11 +25,11 @@ from llmgw.node.feed import Feed
 from llmgw.node.health import Patience
 from llmgw.node.launch import scopes_work
 from llmgw.node.logs import Logs
-from llmgw.node.ports import Ports
 from llmgw.node.processes import Handle, Seen
 from llmgw.node.records import Record, Records, file_name
 from llmgw.node.runs import RunEnd, RunName
 from llmgw.node.serve import Failure, Fetch, Means, attend, begin, prepare
+from llmgw.node.tcp import Ports
 from llmgw.wire.agent import Register, ShardStatus
 from llmgw.wire.control import DrainShard, StartShard, StopShard
 from llmgw.wire.facts import Grade, ModelName, Problem, Progress, ReplicaId, ShardId, ShardSpec, ShardState
