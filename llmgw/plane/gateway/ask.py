@@ -5,15 +5,13 @@ from __future__ import annotations
 from email.message import Message
 from urllib.parse import parse_qs
 
-import attrs
 import msgspec
 
 from llmgw.plane.gateway.refusal import Refusal
 from llmgw.plane.gateway.requests import Request
 
 
-@attrs.frozen
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """The routing facts of one request. `model` is None where the request names none."""
 
     model: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
 from llmgw.plane.gateway.refusal import REASONS
 from llmgw.plane.gateway.requests import Request
@@ -15,27 +15,24 @@ def request_head(request: Request, endpoint: Endpoint, length: int, *, keys: boo
 
     `metered`: the answer will be read, so it must not come compressed.
     """
-    prefix = endpoint.prefix.encode()
-    lines = [
-        b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method, prefix, request.target, endpoint.authority.encode())
-    ]
-    for lower, name, value in request.passed_on():
-        if lower == b"authorization" and (keys or endpoint.api_key):
-            continue
-        if metered and lower == b"accept-encoding":
-            continue
-        lines.append(b"%b: %b\r\n" % (name, value))
+    dropped: tuple[bytes, ...] = (b"authorization",) if keys or endpoint.api_key else ()
+    if metered:
+        dropped += (b"accept-encoding",)
+    start = b"%b %b%b HTTP/1.1\r\nhost: %b\r\nx-request-id: %b\r\n" % (
+        request.method,
+        endpoint.prefix.encode(),
+        request.target,
+        endpoint.authority.encode(),
+        request.id,
+    )
     if endpoint.api_key:
-        lines.append(b"authorization: Bearer %b\r\n" % endpoint.api_key.encode())
-    lines.append(b"x-request-id: %b\r\n" % request.id)
+        start += b"authorization: Bearer %b\r\n" % endpoint.api_key.encode()
     if length or request.method in (b"POST", b"PUT", b"PATCH"):
-        lines.append(b"content-length: %d\r\n" % length)
-    lines.append(b"\r\n")
-    return b"".join(lines)
+        start += b"content-length: %d\r\n" % length
+    return b"".join((start, *request.passed_on(*dropped), b"\r\n"))
 
 
-@attrs.frozen
-class ResponseHead:
+class ResponseHead(Struct, frozen=True):
     """`chunked`: the body goes to the client in chunks. `reusable`: the client's connection is, afterwards."""
 
     data: bytes
@@ -43,25 +40,16 @@ class ResponseHead:
     reusable: bool
 
 
-#: Said of every stream of events, so that no proxy on the way keeps it back (nginx reads the first one).
-_UNBUFFERED = b"x-accel-buffering: no\r\n"
-
-
 def response_head(responses: Responses, request: Request, *, close: bool) -> ResponseHead:
     """The head for the client: the engine's, framed for the client's version of HTTP."""
     status = responses.status
-    lines = [b"HTTP/1.1 %d %b\r\n" % (status, responses.reason or REASONS.get(status, b""))]
-    caching = False
-    for lower, name, value in responses.passed_on():
-        if lower == b"cache-control":
-            caching = True
-        elif lower == b"x-accel-buffering" and responses.event_stream:
-            continue
-        lines.append(b"%b: %b\r\n" % (name, value))
-    lines.append(b"x-request-id: %b\r\n" % request.id)
+    lines = responses.passed_on()
     if responses.event_stream:
-        lines.append(_UNBUFFERED)
-        if not caching:
+        # Said so that no proxy on the way keeps a stream back (nginx reads it), nor the answer for somebody else.
+        if responses.buffering:
+            lines = [line for line in lines if not line.lower().startswith(b"x-accel-buffering:")]
+        lines.append(b"x-accel-buffering: no\r\n")
+        if not responses.caching:
             lines.append(b"cache-control: no-cache\r\n")
     chunked = False
     if responses.length is not None:
@@ -77,5 +65,9 @@ def response_head(responses: Responses, request: Request, *, close: bool) -> Res
         lines.append(b"connection: close\r\n")
     elif request.old:
         lines.append(b"connection: keep-alive\r\n")
-    lines.append(b"\r\n")
-    return ResponseHead(b"".join(lines), chunked, not close)
+    start = b"HTTP/1.1 %d %b\r\nx-request-id: %b\r\n" % (
+        status,
+        responses.reason or REASONS.get(status, b""),
+        request.id,
+    )
+    return ResponseHead(b"".join((start, *lines, b"\r\n")), chunked, not close)

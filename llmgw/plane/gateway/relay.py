@@ -219,7 +219,9 @@ class Relay:
         refused = ""
         try:
             if len(body) <= _ONE_WRITE:
-                await link.write(head + body, settings.first_byte_within)
+                head += body
+                if (sent := link.write_now(head)) != len(head):
+                    await link.write(head[sent:], settings.first_byte_within)
             else:
                 await link.write(head, settings.first_byte_within)
                 await link.write(body, settings.first_byte_within)
@@ -356,7 +358,11 @@ class Relay:
             return
         if chunked:
             out += b"0\r\n\r\n"
-        await self._send(out)
+        try:
+            if out and (sent := own.write_now(out)) != len(out):
+                await own.write(out[sent:], gateway.settings.send_within)
+        except (OSError, Woken):
+            raise ClientGone from None
         # A request that the engine has not read to its end leaves the connection in an unknown state.
         if not sent_all:
             responses.reusable = False

@@ -24,48 +24,29 @@ _ID_LETTERS = frozenset(range(0x21, 0x7F))
 
 
 class Request:
-    """One request. `headers` are those to pass on, as sent: (lower-case name, name, value)."""
+    """One request. `lines` are the header fields to pass on, as sent: (lower-case name, whole line)."""
 
-    __slots__ = (
-        "authorization",
-        "close",
-        "content_encoding",
-        "content_type",
-        "continues",
-        "head_done",
-        "headers",
-        "hop_names",
-        "host",
-        "id",
-        "length",
-        "method",
-        "old",
-        "pieces",
-        "size",
-        "target",
-        "transfer",
-        "upgrade",
-    )
+    # Defaults of the class and not of __init__: one request is made of few of them, and this is the hot path.
+    method = b""
+    target = b""
+    size = 0
+    length: int | None = None
+    transfer = b""
+    host: bytes | None = None
+    authorization = b""
+    content_type = b""
+    content_encoding = b""
+    id = b""
+    upgrade = b""
+    hop_names: tuple[bytes, ...] = ()  # header fields that Connection names: they end here too
+    continues = False  # the client waits for "100 Continue" before it sends the body
+    close = False  # the connection ends after the answer
+    old = False  # HTTP/1.0: knows nothing of chunks
+    head_done = False
 
     def __init__(self) -> None:
-        self.method = b""
-        self.target = b""
-        self.headers: list[tuple[bytes, bytes, bytes]] = []
-        self.hop_names: list[bytes] = []  # header fields that Connection names: they end here too
+        self.lines: list[tuple[bytes, bytes]] = []
         self.pieces: list[bytes] = []
-        self.size = 0
-        self.length: int | None = None
-        self.transfer = b""
-        self.host: bytes | None = None
-        self.authorization = b""
-        self.content_type = b""
-        self.content_encoding = b""
-        self.id = b""
-        self.upgrade = b""
-        self.continues = False  # the client waits for "100 Continue" before it sends the body
-        self.close = False  # the connection ends after the answer
-        self.old = False  # HTTP/1.0: knows nothing of chunks
-        self.head_done = False
 
     @property
     def body(self) -> bytes:
@@ -81,11 +62,11 @@ class Request:
     def query(self) -> str:
         return self.target.partition(b"?")[2].decode("ascii")
 
-    def passed_on(self) -> list[tuple[bytes, bytes, bytes]]:
-        """The headers without those that Connection names."""
-        if not self.hop_names:
-            return self.headers
-        return [header for header in self.headers if header[0] not in self.hop_names]
+    def passed_on(self, *dropped: bytes) -> list[bytes]:
+        """The header lines to pass on: without the `dropped` fields and those that Connection names."""
+        if not dropped and not self.hop_names:
+            return [line for _, line in self.lines]
+        return [line for lower, line in self.lines if lower not in dropped and lower not in self.hop_names]
 
 
 class Requests:
@@ -144,8 +125,8 @@ class Requests:
                 request.content_type = value
             elif lower == b"content-encoding":
                 request.content_encoding = value.strip().lower()
-            request.headers.append((lower, name, value))
-            if len(request.headers) > _MOST_HEADERS:
+            request.lines.append((lower, b"%b: %b\r\n" % (name, value)))
+            if len(request.lines) > _MOST_HEADERS:
                 self.trouble = self.trouble or _head_too_large(self._most_head)
         elif lower == b"host":
             if request.host is not None:
@@ -157,7 +138,7 @@ class Requests:
             request.transfer = request.transfer + b"," + value if request.transfer else value
         elif lower == b"connection":
             tokens = [token.strip().lower() for token in value.split(b",")]
-            request.hop_names.extend(token for token in tokens if token not in (b"keep-alive", b"close", b""))
+            request.hop_names += tuple(token for token in tokens if token not in (b"keep-alive", b"close", b""))
         elif lower == b"expect":
             request.continues = value.strip().lower() == b"100-continue"
         elif lower == b"upgrade":
@@ -247,7 +228,7 @@ class Requests:
 def _again(request: Request) -> bytes:
     """The same head without the upgrade."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (request.method, request.target, request.host or b"")]
-    lines += [b"%b: %b\r\n" % (name, value) for _, name, value in request.passed_on()]
+    lines += request.passed_on()
     if request.length is not None:
         lines.append(b"content-length: %d\r\n" % request.length)
     if request.transfer:

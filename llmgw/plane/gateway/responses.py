@@ -41,12 +41,14 @@ class Responses:
     def _blank(self) -> None:
         self.status = 0
         self.reason = b""
-        self.headers: list[tuple[bytes, bytes, bytes]] = []  # (lower-case name, name, value)
-        self.hop_names: list[bytes] = []
+        self.lines: list[tuple[bytes, bytes]] = []  # (lower-case name, the header's whole line)
+        self.hop_names: tuple[bytes, ...] = ()
         self.length: int | None = None
         self.chunked = False
         self.event_stream = False
         self.encoded = False
+        self.caching = False  # it says how it may be cached
+        self.buffering = False  # it says whether it may be buffered
         self.head_done = False
         self.complete = False
         self.until_close = False
@@ -69,7 +71,7 @@ class Responses:
             self.reusable = False  # the response itself was whole
         if not self.head_done:
             self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES or len(self.headers) > _MOST_HEADERS:
+            if self._head_bytes > _MOST_HEAD_BYTES or len(self.lines) > _MOST_HEADERS:
                 raise BrokenResponse("the head of its response does not end")
 
     def end(self) -> bool:
@@ -97,7 +99,11 @@ class Responses:
                 self.event_stream = value[:17].lower() == b"text/event-stream"
             elif lower == b"content-encoding":
                 self.encoded = value.strip().lower() != b"identity"
-            self.headers.append((lower, name, value))
+            elif lower == b"cache-control":
+                self.caching = True
+            elif lower == b"x-accel-buffering":
+                self.buffering = True
+            self.lines.append((lower, b"%b: %b\r\n" % (name, value)))
         elif lower == b"content-length":
             self.length = int(value)
         elif lower == b"transfer-encoding":
@@ -107,7 +113,7 @@ class Responses:
             self.chunked = True
         elif lower == b"connection":
             tokens = [token.strip().lower() for token in value.split(b",")]
-            self.hop_names.extend(token for token in tokens if token not in (b"keep-alive", b"close", b""))
+            self.hop_names += tuple(token for token in tokens if token not in (b"keep-alive", b"close", b""))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -130,8 +136,8 @@ class Responses:
         # llhttp forgets this answer as soon as the callback is over.
         self.reusable = not self._head and self._parser.should_keep_alive()
 
-    def passed_on(self) -> list[tuple[bytes, bytes, bytes]]:
-        """The headers without those that Connection names."""
+    def passed_on(self) -> list[bytes]:
+        """The header lines to pass on: without those that Connection names."""
         if not self.hop_names:
-            return self.headers
-        return [header for header in self.headers if header[0] not in self.hop_names]
+            return [line for _, line in self.lines]
+        return [line for lower, line in self.lines if lower not in self.hop_names]
