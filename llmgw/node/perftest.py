@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 from llmgw.errors import Failed
 from llmgw.node import files, processes
-from llmgw.node.ports import is_free
 from llmgw.node.run import Ran, run
 from llmgw.node.toolbox import INSTALL_WITHIN, Toolbox
 from llmgw.rdma import grade
@@ -160,7 +159,7 @@ class Perftest:
         self._reserved = {port: until for port, until in self._reserved.items() if until > now}
         start = random.choice(TCP_PORTS)
         for port in chain(range(start, TCP_PORTS.stop), range(TCP_PORTS.start, start)):
-            if port not in self._reserved and is_free(port):
+            if port not in self._reserved and not processes.listeners(port):
                 self._reserved[port] = now + RESERVED
                 return port
         raise Failed(f"no free TCP port from {TCP_PORTS.start} to {TCP_PORTS.stop - 1}")
@@ -199,7 +198,7 @@ class Perftest:
         """Look until a process of the group owns a socket that listens on the port."""
         while True:
             open_now = processes.listeners(port) or frozenset()
-            if open_now and any(open_now & processes.sockets(pid) for pid in _members(group)):
+            if open_now and any(open_now & (processes.sockets(pid) or frozenset()) for pid in _members(group)):
                 tell()
                 return
             await trio.sleep(LOOK_EVERY)

@@ -277,6 +277,15 @@ CUT_SHORT = Cause(
 )
 
 
+_WEIGHTS = {code: weight for _, code, weight, _, _ in reversed(_TABLE)}
+_WEIGHTS |= {UNKNOWN.code: UNKNOWN.weight, CUT_SHORT.code: CUT_SHORT.weight, "completion": Weight.CAUSE}
+
+
+def weight_of(code: str) -> Weight:
+    """How much a cause explains, by its word; causes that are not of the table explain all."""
+    return _WEIGHTS.get(code, Weight.CAUSE)
+
+
 def cause(text: str) -> Cause:
     """The first cause of the table that the text shows."""
     for pattern, code, weight, words, remedy in _CAUSES:
