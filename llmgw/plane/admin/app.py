@@ -14,8 +14,10 @@ from quart_trio import QuartTrio
 from llmgw.plane.admin import answers, page
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
-from llmgw.plane.admin.seams import Asks, Steers, Traffic
+from llmgw.plane.admin.seams import Traffic
+from llmgw.plane.agents import Hub
 from llmgw.plane.certs import Authority
+from llmgw.plane.fleet import Fleet
 from llmgw.plane.tokens import Tokens
 
 log = structlog.get_logger("llmgw.admin")
@@ -31,8 +33,8 @@ _POLICY = (
 class Admin:
     """What the admin application works on: `administrator` knows bearer tokens, `traffic` what the gateway does now."""
 
-    fleet: Steers
-    hub: Asks
+    fleet: Fleet
+    hub: Hub
     authority: Authority
     tokens: Tokens
     administrator: Administrator

@@ -16,6 +16,9 @@ from llmgw.tls import Peer
 #: A peer that takes nothing for so long is given up. Hypercorn shields its sends and would wait for ever.
 SEND_WITHIN = 30.0
 
+#: What is left of a connection whose peer has left may clean up for so long.
+GONE_WITHIN = 1.0
+
 Tls = trio.SSLStream[trio.SocketStream]
 
 
@@ -29,14 +32,23 @@ class Caller:
 
 
 class Plain:
-    """A connection without TLS: the insecure mode, on loopback alone (A1)."""
+    """A connection without TLS: the insecure mode, on loopback alone (A1). `scope` is the whole connection's."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
         self._stream: trio.abc.Stream = stream
+        self._scope = scope
         self.socket = stream.socket
 
     async def receive_some(self, most: int) -> bytes:
-        return bytes(await self._stream.receive_some(most))
+        data = b""
+        try:
+            data = bytes(await self._stream.receive_some(most))
+        finally:
+            if not data:
+                # The peer has left. Hypercorn cancels its request, but would keep the connection until it has
+                # been idle long enough.
+                self._scope.deadline = min(self._scope.deadline, trio.current_time() + GONE_WITHIN)
+        return data
 
     async def send_all(self, data: bytes) -> None:
         with trio.move_on_after(SEND_WITHIN) as patience:
@@ -52,8 +64,8 @@ class Plain:
 class Secure(Plain):
     """A connection whose TLS handshake is done."""
 
-    def __init__(self, stream: Tls) -> None:
-        super().__init__(stream.transport_stream)
+    def __init__(self, stream: Tls, scope: trio.CancelScope) -> None:
+        super().__init__(stream.transport_stream, scope)
         self._stream = stream
         self.transport_stream = stream.transport_stream
 

@@ -71,14 +71,14 @@ async def serve_admin(
             await trio.aclose_forcefully(socket)
 
     async def _serve(socket: trio.SocketStream) -> None:
-        stream, peer = Plain(socket), None
-        if context is not None:
-            secure = trio.SSLStream(socket, context(), server_side=True, https_compatible=True)
-            async with handshakes:
-                with trio.fail_after(HANDSHAKE_WITHIN):
-                    await secure.do_handshake()
-            stream, peer = Secure(secure), peer_of(secure)
         with trio.CancelScope() as scope:
+            stream, peer = Plain(socket, scope), None
+            if context is not None:
+                secure = trio.SSLStream(socket, context(), server_side=True, https_compatible=True)
+                async with handshakes:
+                    with trio.fail_after(HANDSHAKE_WITHIN):
+                        await secure.do_handshake()
+                stream, peer = Secure(secure, scope), peer_of(secure)
             state = ConnectionState({"caller": Caller(_address(socket), peer, scope.cancel)})
             await TCPServer(wrapped, config, WorkerContext(None), state, stream).run()  # type: ignore[arg-type]
 

@@ -27,16 +27,17 @@ def blueprint(admin: Admin) -> Blueprint:
     @part.get("/events")
     async def listed() -> Response:
         limit = int(number("limit", 1000, least=1, most=_MOST))
-        after = number("after", -1.0, least=-1)
+        after = int(number("after", -1.0, least=-1, most=2**62))
+        wait = number("wait", 0.0, most=MOST_WAIT)
         if flag("follow"):
-            response = Response(follow(int(after), limit), content_type="application/x-ndjson")
+            response = Response(follow(after, limit), content_type="application/x-ndjson")
             response.timeout = None
             response.headers["X-Accel-Buffering"] = "no"
             return response
         if after >= 0:
-            with trio.move_on_after(number("wait", 0.0, most=MOST_WAIT)):
-                await newer(int(after))
-            found = events.after(int(after), limit)
+            with trio.move_on_after(wait):
+                await newer(after)
+            found = events.after(after, limit)
         else:
             found = events.last(limit)
         return answer(

@@ -87,10 +87,10 @@ def blueprint(admin: Admin) -> Blueprint:
         return answer(
             ApplyReply(
                 dry_run=dry_run,
-                added=tuple(applied.added),
-                changed=tuple(applied.changed),
-                removed=tuple(applied.removed),
-                unchanged=tuple(applied.unchanged),
+                added=applied.added,
+                changed=applied.changed,
+                removed=applied.removed,
+                unchanged=applied.unchanged,
             )
         )
 

@@ -56,7 +56,7 @@ def blueprint(admin: Admin) -> Blueprint:
     switch("cordon", lambda node: fleet.cordon(node, True), "{} is cordoned: it takes no new shard")
     switch("uncordon", lambda node: fleet.cordon(node, False), "{} takes new shards again")
     switch("drain", lambda node: fleet.drain(node, True), "{} is draining: its replicas move elsewhere")
-    switch("undrain", lambda node: fleet.drain(node, False), "{} is no longer draining and takes new shards again")
+    switch("undrain", lambda node: fleet.drain(node, False), "{} is no longer draining")
 
     @part.post("/nodes/<name>/label")
     async def label(name: str) -> Response:
