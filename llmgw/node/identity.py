@@ -6,6 +6,7 @@ until the plane has signed it; it never leaves the machine.
 
 from __future__ import annotations
 
+import random
 import ssl
 import time
 from collections.abc import Callable
@@ -133,7 +134,7 @@ async def renewals(
     replies: trio.MemoryReceiveChannel[Renewed],
     *,
     wall: Callable[[], float] = time.time,
-    roll: Callable[[], float] = lambda: 0.5,
+    roll: Callable[[], float] = random.random,
 ) -> None:
     """Renew whenever it is due, on one stream and without ending it. Returns when `replies` ends.
 
