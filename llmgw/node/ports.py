@@ -46,7 +46,7 @@ PCI_FILES = ("vendor", "numa_node", "current_link_speed", "current_link_width", 
 def read(path: str) -> str | Unread:
     """One small file, or why not. Never raises for what a file system may do."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, MOST_BYTES).decode(errors="replace").replace("\0", "")
         finally:
@@ -88,6 +88,7 @@ class Adapter:
         moving = []
         for number in files.names(f"{self._folder}/ports"):
             below = f"ports/{number}/"
+            tree[below] = ""  # there is a port, whatever its files say
             for name in PORT_FILES:
                 self._take(tree, below + name)
             self._table(tree, below)

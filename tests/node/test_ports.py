@@ -1,0 +1,137 @@
+"""Ports read from a made-up sysfs on disk."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from llmgw.node.ports import Ports, mtus, read
+from llmgw.node.view import View
+from llmgw.rdma.sysfs import Unread
+from llmgw.wire.facts import Gpu, Port
+from tests.fakes.sysfs import REFUSES, Machine, hgx
+
+pytestmark = pytest.mark.real
+
+
+def named(ports: tuple[Port, ...]) -> dict[str, Port]:
+    return {port.device: port for port in ports}
+
+
+async def test_a_machine_without_adapters_has_an_empty_inventory(tmp_path: Path) -> None:
+    view = await Ports(View(root=tmp_path)).look()
+    assert (view.ports, view.loads, view.silent) == ((), (), {})
+
+
+async def test_a_node_of_eight_rails_and_a_bond(tmp_path: Path) -> None:
+    hgx(tmp_path)
+    gpus = tuple(Gpu(uuid=f"GPU-{n}", pci=f"0000:{0x1B + n:02x}:00.0", numa_node=n // 4) for n in range(8))
+    view = await Ports(View(root=tmp_path, fabrics={"mlx5_bond_0": "store"}), lambda: gpus).look()
+    ports = named(view.ports)
+    assert len(ports) == 9
+    assert sorted(port.rail for port in view.ports if port.rail is not None) == list(range(8))
+    assert ports["mlx5_3"].rail == 0
+    assert ports["mlx5_3"].nearest_gpus == ("GPU-0",)
+    assert ports["mlx5_2"].nearest_gpus == ("GPU-7",)
+    assert (ports["mlx5_3"].pcie_gen, ports["mlx5_3"].pcie_width, ports["mlx5_3"].numa_node) == (5, 16, 0)
+    bond = ports["mlx5_bond_0"]
+    assert (bond.role, bond.rail, bond.fabric, bond.kind, bond.bond) == ("storage", None, "store", "roce", "bond0")
+    assert bond.rate_gbps == 200.0
+    assert len(view.loads) == 9
+    assert len(view.loads[0].counters) == 40
+
+
+async def test_one_file_that_refuses_costs_one_counter_and_is_not_asked_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    here = machine.adapter("mlx5_0", pci="0000:18:00.0")
+    machine.refuse(f"{here}/ports/1/counters/VL15_dropped")
+    ports = Ports(View(root=tmp_path))
+    view = await ports.look()
+    assert view.ports[0].state == "ACTIVE"
+    assert view.ports[0].unreadable == ("counters/VL15_dropped: EINVAL",)
+    assert len(view.loads[0].counters) == 39
+    (tmp_path / here / "ports/1/counters/VL15_dropped").unlink()
+    machine.write(f"{here}/ports/1/counters/VL15_dropped", "7")
+    assert "VL15_dropped" not in (await ports.look()).loads[0].counters
+
+
+async def test_an_adapter_without_attributes_hides_no_other(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.adapter("mlx5_0", pci="0000:18:00.0")
+    (tmp_path / "sys/class/infiniband/irdma0/ports/1").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/hfi1_0").mkdir()
+    ports = named((await Ports(View(root=tmp_path)).look()).ports)
+    assert ports["mlx5_0"].rate_gbps == 400.0
+    assert "state: ENOENT" in ports["irdma0"].unreadable
+    assert ports["irdma0"].driver == "irdma"
+
+
+async def test_counters_and_states_are_read_anew_each_time(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    here = machine.adapter("mlx5_0", pci="0000:18:00.0")
+    ports = Ports(View(root=tmp_path))
+    await ports.look()
+    machine.write(f"{here}/ports/1/state", "1: DOWN")
+    machine.write(f"{here}/ports/1/counters/link_downed", "3")
+    (load,) = (await ports.look()).loads
+    assert (load.state, load.rate_gbps, load.counters["link_downed"]) == ("DOWN", None, 3)
+
+
+async def test_an_adapter_that_comes_later_is_found_and_one_that_goes_is_gone(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.adapter("mlx5_0", pci="0000:18:00.0")
+    ports = Ports(View(root=tmp_path))
+    await ports.look()
+    machine.adapter("mlx5_1", pci="0000:2a:00.0")
+    assert len((await ports.look()).ports) == 2
+    (tmp_path / "sys/class/infiniband/mlx5_0").rename(tmp_path / "gone")
+    assert [port.device for port in (await ports.look()).ports] == ["mlx5_1"]
+
+
+async def test_an_adapter_whose_files_block_is_named_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmgw.node.ports.WITHIN", 0.3)
+    machine = Machine(tmp_path)
+    machine.adapter("mlx5_0", pci="0000:18:00.0")
+    sick = machine.adapter("mlx5_1", pci="0000:2a:00.0")
+    ports = Ports(View(root=tmp_path))
+    await ports.look()
+    pipe = tmp_path / sick / "ports/1/state"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    before = threading.active_count()
+    with trio.fail_after(10):
+        view = await ports.look()
+        again = await ports.look()
+        last = await ports.look()
+    assert list(view.silent) == list(again.silent) == list(last.silent) == ["mlx5_1"]
+    assert last.silent == view.silent
+    assert named(last.ports)["mlx5_0"].state == "ACTIVE"
+    assert named(last.ports)["mlx5_1"].state == "ACTIVE"
+    assert threading.active_count() <= before + 3
+    # The adapter answers again.
+    with pipe.open("w") as file:
+        file.write("1: DOWN\n")
+    pipe.unlink()
+    machine.write(f"{sick}/ports/1/state", "4: ACTIVE")
+    with trio.fail_after(10):
+        while (await ports.look()).silent:
+            await trio.lowlevel.checkpoint()
+
+
+def test_a_read_never_raises(tmp_path: Path) -> None:
+    assert read(str(tmp_path)) == Unread("EISDIR")
+    assert read(str(tmp_path / "absent")) == Unread("ENOENT")
+    assert read("nul\0") == Unread("EINVAL")
+    assert read(str(REFUSES)) == Unread("EINVAL")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\0ok")
+    assert read(str(tmp_path / "bytes")) == "��ok"
+
+
+async def test_a_missing_tool_tells_no_mtu() -> None:
+    assert await mtus("/nonexistent/ibv_devinfo") == {}
