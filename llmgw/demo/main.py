@@ -23,7 +23,7 @@ import msgspec
 import trio
 from rich.console import Console
 
-from llmgw.demo.processes import call, environment, leftovers, start, stop
+from llmgw.demo.processes import MARK, call, environment, leftovers, start, stop
 from llmgw.errors import LlmgwError, TimedOut
 from llmgw.tinymodel import write_tiny
 
@@ -253,7 +253,7 @@ async def _down(demo: Demo, processes: list[trio.Process]) -> None:
             nursery.start_soon(stop, process)
     for process in processes[:1]:
         await stop(process)
-    for pid in list(leftovers(demo.env["LLMGW_DEMO"])):
+    for pid in list(leftovers(demo.env[MARK])):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

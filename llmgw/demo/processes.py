@@ -13,8 +13,9 @@ import trio
 
 from llmgw.errors import LlmgwError
 
-#: In the environment of all that the demo starts, engines included, so that what is left can be found.
-MARK = "LLMGW_DEMO"
+#: In the environment of all that the demo starts, engines included, so that what is left can be found. (An agent keeps
+#: its own LLMGW_ variables from its engines, so the name begins otherwise.)
+MARK = "DEMO_OF_LLMGW"
 
 _ENTRY = {"llmgw-plane": "plane", "llmgw-node": "node", "llmgw": "llmgw"}
 

@@ -59,7 +59,7 @@ class Rig:
     top: str = ""
     plane: trio.Process | None = None
     nodes: dict[str, trio.Process] = attrs.field(factory=dict)
-    gateways: list[trio.Process] = attrs.field(factory=list)
+    gateways: trio.Process | None = None
     _client: httpx.AsyncClient | None = None
 
     @property
@@ -115,10 +115,10 @@ class Rig:
         except httpx.TransportError:
             return False
 
-    async def start_gateway(self) -> None:
+    async def start_gateways(self, workers: int) -> None:
         config = str(self.directory / "plane.toml")
-        log = self.root / f"gateway-{len(self.gateways)}.log"
-        self.gateways.append(await start("llmgw-plane", "gateway", "--config", config, log=log, env=self.env))
+        args = ["gateway", "--config", config, "--workers", str(workers)]
+        self.gateways = await start("llmgw-plane", *args, log=self.root / "gateways.log", env=self.env)
 
     async def join(self, name: str) -> None:
         answer = await self.api.post("tokens", json={"node": name})
@@ -208,7 +208,7 @@ class Rig:
     async def down(self) -> None:
         if self._client is not None:
             await self._client.aclose()
-        for process in [*self.nodes.values(), *self.gateways, *filter(None, [self.plane])]:
+        for process in [*self.nodes.values(), *filter(None, [self.gateways, self.plane])]:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 await stop(process, within=1)
@@ -265,8 +265,8 @@ async def rig(
     try:
         await made.make_plane()
         await made.start_plane()
-        for _ in range(gateways):
-            await made.start_gateway()
+        if gateways:
+            await made.start_gateways(gateways)
         for n in range(1, nodes + 1):
             await made.join(f"n{n}")
             await made.start_node(f"n{n}")

@@ -119,9 +119,10 @@ async def test_two_hundred_agents_come_back_after_the_planes_death_without_locks
             nursery.cancel_scope.cancel()
         times = sorted(agent.registered[0] for agent in agents)
         spread = Counter(int((at - times[0]) / 0.5) for at in times)
-        # Spread over the back-off, and never more in half a second than an even spread would have thrice over.
+        # The first retry falls into the first second after the loss, the next ones are spread wider: the return takes
+        # seconds, and no half second sees more than half of the fleet.
         assert times[-1] - times[0] > 1.0
-        assert max(spread.values()) < 3 * AGENTS * 0.5 / min(times[-1] - times[0], BACKOFF.cap)
+        assert max(spread.values()) < AGENTS / 2
         assert not await fleet.events("node-lost")
 
 
