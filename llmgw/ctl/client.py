@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -131,7 +132,9 @@ def _refusal(response: httpx.Response) -> LlmgwError:
 
 
 _BY_CODE = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LlmgwError)
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, LlmgwError) and kind is not LlmgwError
 }
 _BY_STATUS: dict[int, type[LlmgwError]] = {
     400: BadInput,
@@ -158,12 +161,17 @@ def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
     return None
 
 
-def _words(error: Exception) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        if isinstance(cause, OSError) and cause.args and isinstance(cause.args[0], str):
-            return cause.args[0]
-        cause = cause.__cause__ or cause.__context__
-    return str(error) or type(error).__name__
+def _words(error: BaseException) -> str:
+    """What the operating system said at the bottom of it, when it said anything."""
+    return _system_words(error) or str(error) or type(error).__name__
+
+
+def _system_words(error: BaseException | None) -> str:
+    while error is not None:
+        if isinstance(error, BaseExceptionGroup):
+            return next(filter(None, map(_system_words, error.exceptions)), "")
+        if isinstance(error, OSError) and error.errno is not None:
+            # A name that cannot be resolved has a negative number and words of its own.
+            return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+        error = error.__cause__ or error.__context__
+    return ""
