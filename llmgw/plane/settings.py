@@ -105,6 +105,10 @@ class PlaneSettings:
             raise ValueError(
                 f"together_share is a share of the fleet, above 0 and at most 1, not {judged.together_share:g}"
             )
+        if self.advertise and not self.advertise.startswith(("wss://", "ws://")):
+            raise ValueError(
+                f"advertise is {self.advertise!r}, where an agents' address such as wss://{self.advertise} is due"
+            )
         for host in self.hosts:
             pki.check_host(host)
 

@@ -132,7 +132,7 @@ class Stream:
         self.asked: list[tuple[float, str]] = []
         self._said, self.heard = trio.open_memory_channel[Renew](10)
         self.reply, replies = trio.open_memory_channel[Renewed](10)
-        self.run = lambda: renewals(identity, self._said.send_nowait, replies, wall=wall)
+        self.run = lambda: renewals(identity, self._said.send_nowait, replies, wall=wall, roll=lambda: 0.5)
 
     async def next(self) -> str:
         return (await self.heard.receive()).csr
