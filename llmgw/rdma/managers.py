@@ -56,9 +56,10 @@ class Seen:
 
 @attrs.frozen
 class View:
-    """What one port last reported. `master` is the last known one, kept while nobody answers."""
+    """What one port last reported. `master` is the last known one, `since` its first report; kept in silence."""
 
     master: str = ""
+    since: float = 0.0
     answering: bool = False
     error: str = ""
     at: float = 0.0
@@ -141,6 +142,7 @@ def fold(
     before = fabric.ports.get(key, View())
     view = View(
         master=master.guid if master else before.master,
+        since=now if master and master.guid != before.master else before.since,
         answering=master is not None,
         error="" if master else report.error or "no master answers",
         at=now,
@@ -155,7 +157,7 @@ def fold(
             managers = managers.set(one.guid, _silent(managers.get(one.guid), one, now))
     fabric = attrs.evolve(fabric, ports=fabric.ports.set(key, view), managers=managers)
     if master is not None and before.master and before.master != master.guid:
-        fabric, change = _changed(fabric, key, before.master, master, now, patience)
+        fabric, change = _changed(fabric, key, before, master, now, patience)
         told += change
     if master is not None and not fabric.master:
         fabric = attrs.evolve(fabric, master=master.guid)
@@ -187,7 +189,7 @@ def _without(state: Managers, key: PortKey) -> Managers:
     fabric = state.fabrics[name]
     fabric = attrs.evolve(fabric, ports=fabric.ports.delete(key))
     fabrics = state.fabrics.set(name, fabric)
-    if not fabric.ports and (fabric.labelled or not fabric.managers):
+    if not fabric.ports and not fabric.managers and not fabric.open:
         fabrics = state.fabrics.delete(name)
     return Managers(fabrics, state.at.delete(key))
 
@@ -279,12 +281,17 @@ def _stands_by(seen: Seen) -> bool:
 
 
 def _changed(
-    fabric: Fabric, key: PortKey, before: str, master: SubnetManager, now: float, patience: Patience
+    fabric: Fabric, key: PortKey, view: View, master: SubnetManager, now: float, patience: Patience
 ) -> tuple[Fabric, tuple[Told, ...]]:
-    """A port that knew one master knows another (B6). Others will follow; the fabric's change is told once."""
+    """A port that knew one master knows another (B6). Others will follow; the fabric's change is told once.
+
+    A port that lags behind has known the old master since before the change was told; one that saw it come
+    back has not, and sees it go a second time.
+    """
+    before = view.master
     pair = (before, master.guid)
     recent = fabric.changed.get(pair)
-    if recent is not None and now - recent < patience.hold:
+    if recent is not None and now - recent < patience.hold and view.since <= recent:
         return fabric, ()
     kept = {pair: at for pair, at in fabric.changed.items() if now - at < patience.hold}
     old = fabric.managers.get(before)
@@ -313,6 +320,9 @@ def _changed(
 
 def _judged(fabric: Fabric, now: float, patience: Patience) -> tuple[Fabric, tuple[Told, ...]]:
     """Troubles that began, that have held long enough to be told, and that are over."""
+    if not fabric.ports:
+        # Nobody is there to ask: nothing begins, and nothing is over.
+        return fabric, ()
     wrong = dict(_troubles(fabric, now, patience))
     if not wrong and not fabric.pending and not fabric.open:
         return fabric, ()
@@ -350,8 +360,6 @@ def _over(kind: str) -> str:
 
 def _troubles(fabric: Fabric, now: float, patience: Patience) -> Iterable[tuple[str, tuple[str, float]]]:
     """What is wrong just now: the kind (with its subject), the words, and how long it must hold to be told."""
-    if not fabric.ports:
-        return
     masters = fabric.masters
     if not masters:
         last = fabric.managers.get(fabric.master)
