@@ -239,7 +239,7 @@ async def attend(
     means: Means,
     *,
     serving: bool,
-    ready: Callable[[], None],
+    ready: Callable[[], Awaitable[None]],
     note: Callable[[str], None],
 ) -> Failure:
     """Stay with a running engine until it is at its end; why it came to that. `ready` is called once it serves.
@@ -258,13 +258,13 @@ async def attend(
             nonlocal dead
             asking = engine.asking(record.spec)
             if asking is None:
-                ready()
+                await ready()
                 return
             async with Line(asking, means.reached_at, record.ports["http"]) as line:
                 if not serving:
                     dead = await until_ready(record, line, means)
                     if dead is None:
-                        ready()
+                        await ready()
                 if dead is None:
                     dead = await until_dead(record, line, means.patience, note)
             nursery.cancel_scope.cancel()

@@ -209,11 +209,7 @@ class Shards:
             return
         if order.generation >= life.status.generation and not life.draining and isinstance(life.wish, StartShard):
             life.draining = True
-            if life.status.state is ShardState.READY:
-                self._tell(life, ShardState.DRAINING, detail=order.why)
-            if life.record is not None:
-                life.record = structs.replace(life.record, draining=True)
-                self._nursery.start_soon(self._write, life.record)
+            self._nursery.start_soon(self._drain, life, order.why)
             return
         self.changes.put(life.status)
 
@@ -357,14 +353,21 @@ class Shards:
             self._tell(life, ShardState.STARTING, order=order)
         return failure
 
-    def _ready(self, life: Life) -> None:
-        life.ready_at = trio.current_time()
+    async def _ready(self, life: Life) -> None:
+        """It serves. Written before it is told: a later agent must not take a serving engine for a loading one."""
         assert life.record is not None
+        life.ready_at = trio.current_time()
         scope = processes.scope_of(life.record.pid)
         life.record = structs.replace(life.record, ready=True, scope=str(scope or ""))
+        await self._write(life.record)
         self._tell(life, ShardState.DRAINING if life.draining else ShardState.READY)
-        if self._nursery is not None:
-            self._nursery.start_soon(self._write, life.record)
+
+    async def _drain(self, life: Life, why: str) -> None:
+        if life.record is not None:
+            life.record = structs.replace(life.record, draining=True)
+            await self._write(life.record)
+        if life.status.state is ShardState.READY and life.draining:
+            self._tell(life, ShardState.DRAINING, detail=why)
 
     def _fail(self, life: Life, order: StartShard, failure: Failure) -> None:
         ended = failure.ended
@@ -615,7 +618,7 @@ class Shards:
                 generation=of.generation,
                 state=str(state),
                 was=str(before.state),
-                detail=detail,
+                **({"detail": detail} if detail else {}),
             )
         self.changes.put(life.status)
 

@@ -1,0 +1,215 @@
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from llmgw.node import processes
+from llmgw.node.engines import environment
+from llmgw.wire.control import DrainShard, StopShard
+from llmgw.wire.facts import ShardState
+from tests.engines import SHARD, order
+from tests.supervisor import agent
+
+pytestmark = pytest.mark.real
+
+SLEEPING = {"PROGRAM": "import time; time.sleep(1000)"}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state directory; whatever still carries its mark afterwards is killed."""
+    yield tmp_path
+    for pid in list(processes.carrying(environment.STATE, str(tmp_path), processes.everyone())):
+        os.kill(pid, signal.SIGKILL)
+
+
+def ours(state: Path) -> set[int]:
+    everyone = processes.everyone()
+    return {pid for pid in processes.carrying(environment.STATE, str(state), everyone) if everyone[pid].alive}
+
+
+async def test_an_engine_outlives_its_killed_agent_and_the_next_one_adopts_it_without_a_failed_request(state: Path) -> None:
+    answers: list[int] = []
+
+    async def ask_on(port: int) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+            while True:
+                body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
+                answers.append((await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)).status_code)
+
+    async with agent(state) as first:
+        assert await first.adopted() == ()
+        await first.give(order(7))
+        ready = await first.told("ready")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_on, ready.port)
+            await first.kill()
+            async with agent(state) as second:
+                (adopted,) = await second.adopted()
+                assert (adopted.state, adopted.pid, adopted.port, adopted.generation) == ("ready", ready.pid, ready.port, 7)
+                assert adopted.adopted is True
+                so_far = len(answers)
+                with trio.fail_after(20):
+                    while len(answers) < so_far + 5:
+                        await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+                assert set(answers) == {200}
+                assert ours(state) == {ready.pid}
+
+                await second.give(StopShard(shard=SHARD, generation=7))
+                await second.told("stopped")
+                assert ours(state) == set()
+
+
+async def test_the_end_of_an_adopted_engine_is_told_and_its_status_is_not_invented(state: Path) -> None:
+    async with agent(state) as first:
+        await first.give(order(1, engine="python", env=SLEEPING))
+        ready = await first.told("ready")
+        await first.kill()
+    async with agent(state) as second:
+        (adopted,) = await second.adopted()
+        assert adopted.pid == ready.pid
+        assert ready.pid is not None
+        os.kill(ready.pid, signal.SIGKILL)
+        failed = await second.told("failed", within=1.5)
+        assert (failed.exit_code, failed.signal) == (None, "")
+        assert "nobody saw" in failed.detail
+
+
+async def test_an_engine_that_died_while_no_agent_watched_is_told_as_failed_with_its_worker_cleared_away(state: Path) -> None:
+    program = "import os, time; os.fork() or os.setsid(); time.sleep(1000)"
+    async with agent(state) as first:
+        await first.give(order(1, engine="python", env={"PROGRAM": program}))
+        ready = await first.told("ready")
+        assert ready.pid is not None
+        with trio.fail_after(10):
+            while len(ours(state)) < 2:
+                await trio.sleep(0.02)
+        await first.kill()
+    os.kill(ready.pid, signal.SIGKILL)
+    async with agent(state) as second:
+        await second.adopted()
+        failed = await second.told("failed")
+        assert failed.cause_code == "ended-unseen"
+        assert ours(state) == set()
+
+
+async def test_a_failure_is_told_again_by_a_later_agent(state: Path) -> None:
+    async with agent(state) as first:
+        await first.give(order(1, engine="python", env={"PROGRAM": "raise SystemExit(9)"}))
+        failed = await first.told("failed")
+        with trio.fail_after(5):
+            while b'"last"' not in next(iter((state / "shards").glob("*.json"))).read_bytes():
+                await trio.sleep(0.02)
+        await first.kill()
+    async with agent(state) as second:
+        (again,) = await second.adopted()
+        assert again == failed
+
+
+async def test_an_agent_killed_while_it_stops_a_shard_is_followed_by_one_that_goes_on_stopping(state: Path) -> None:
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set', flush=True); time.sleep(1000)"
+    async with agent(state) as first:
+        await first.give(order(1, engine="python", env={"PROGRAM": program}, grace=1.0))
+        await first.told("ready")
+        await first.give(StopShard(shard=SHARD, generation=1))
+        await first.told("stopping")
+        with trio.fail_after(5):
+            while b'"stopping"' not in next(iter((state / "shards").glob("*.json"))).read_bytes():
+                await trio.sleep(0.02)
+        await first.kill()
+    async with agent(state) as second:
+        await second.adopted()
+        await second.told("stopped")
+        assert ours(state) == set()
+
+
+async def test_an_engine_still_loading_is_adopted_and_becomes_ready(state: Path) -> None:
+    program = Path(__file__).with_name("slow_engine.py").read_text()
+    async with agent(state, "--asking") as first:
+        await first.give(order(1, engine="python", env={"PROGRAM": program, "GO": str(state / "go")}))
+        started = await first.told("starting")
+        while started.pid is None:
+            started = await first.told("starting")
+        await first.kill()
+    async with agent(state, "--asking") as second:
+        (adopted,) = await second.adopted()
+        assert (adopted.state, adopted.pid) == ("starting", started.pid)
+        (state / "go").touch()
+        assert (await second.told("ready")).pid == started.pid
+
+
+async def test_draining_is_remembered(state: Path) -> None:
+    async with agent(state) as first:
+        await first.give(order(1, engine="python", env=SLEEPING))
+        await first.told("ready")
+        await first.give(DrainShard(shard=SHARD, generation=1))
+        await first.told("draining")
+        with trio.fail_after(5):
+            while b'"draining"' not in next(iter((state / "shards").glob("*.json"))).read_bytes():
+                await trio.sleep(0.02)
+        await first.kill()
+    async with agent(state) as second:
+        assert [status.state for status in await second.adopted()] == [ShardState.DRAINING]
+
+
+async def test_a_process_whose_token_does_not_fit_is_reported_and_left_alone(state: Path) -> None:
+    async with agent(state) as first:
+        await first.give(order(1, engine="python", env=SLEEPING))
+        ready = await first.told("ready")
+        await first.kill()
+    assert ready.pid is not None
+    (path,) = (state / "shards").glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "token": "another"}))
+    async with agent(state) as second:
+        (status,) = await second.adopted()
+        assert (status.state, status.pid) == (ShardState.UNKNOWN, ready.pid)
+        await second.give(StopShard(shard=SHARD, generation=1))
+        await second.told("unknown")
+        assert processes.look(ready.pid) is not None
+        os.kill(ready.pid, signal.SIGKILL)
+        await second.told("stopped")
+
+
+async def test_an_engine_whose_record_is_broken_is_reported_and_no_second_one_starts_beside_it(state: Path) -> None:
+    async with agent(state) as first:
+        await first.give(order(1, engine="python", env=SLEEPING))
+        ready = await first.told("ready")
+        await first.kill()
+    assert ready.pid is not None
+    (path,) = (state / "shards").glob("*.json")
+    path.write_bytes(b"\0\0 garbage")
+    async with agent(state) as second:
+        (status,) = await second.adopted()
+        assert (status.state, status.pid, status.shard) == (ShardState.UNKNOWN, ready.pid, SHARD)
+        await second.give(order(2, engine="python", env=SLEEPING))
+        await second.told("unknown")
+        assert ours(state) == {ready.pid}
+        os.kill(ready.pid, signal.SIGKILL)
+        started = await second.told("ready")
+        assert started.generation == 2
+        assert ours(state) == {started.pid}
+    assert path.with_suffix(".broken").exists()
+
+
+async def test_the_agents_stdin_gate_keeps_an_engine_from_running_without_a_record(state: Path) -> None:
+    """An agent that dies between fork and record leaves a process that never becomes the engine."""
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from llmgw.node.launch import launch\n"
+        "def die(seen):\n"
+        "    print(seen.pid, flush=True); os._exit(1)\n"
+        f"launch(['/bin/touch', {str(state / 'ran')!r}], dict(os.environ), '/', Path({str(state / 'log')!r}), die)\n"
+    )
+    done = await trio.run_process([sys.executable, "-c", program], capture_stdout=True, check=False)
+    with trio.fail_after(10):
+        while (seen := processes.look(int(done.stdout))) is not None and seen.alive:
+            await trio.sleep(0.01)
+    assert not (state / "ran").exists()
