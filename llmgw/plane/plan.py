@@ -1,8 +1,8 @@
 """What should be done next: `plan(world, now)` -> steps with reasons, what cannot be placed, when to look again.
 
 Pure and deterministic (D5). A plan changes nothing; `enact` (steps.py) makes the world in which its steps are
-decided, and planning in that world finds nothing more to do. Commands follow from the world (converge.py), not from the steps,
-so that a command which got lost is simply sent again.
+decided, and planning in that world finds nothing more to do. Commands follow from the world (converge.py), not from
+the steps, so that one which got lost is simply sent again.
 
 The rules, in the order in which they apply to a model:
 a lost node's shards move on at the next generation (D4); a draining node's are replaced first and then drained;

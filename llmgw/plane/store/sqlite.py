@@ -57,11 +57,19 @@ class SqliteStore:
 
     @classmethod
     async def open(
-        cls, path: str | os.PathLike[str], *, steps: tuple[str, ...] | None = None, remembered: int = REMEMBERED
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        steps: tuple[str, ...] | None = None,
+        remembered: int = REMEMBERED,
+        busy: float = 5.0,
     ) -> SqliteStore:
-        """Open or make the file. Raises StoreUnusable and leaves the file as it was when it is not for us."""
+        """Open or make the file. Raises StoreUnusable and leaves the file as it was when it is not for us.
+
+        `busy` is for how many seconds a tool that has the file locked for a moment is waited for.
+        """
         file = Path(path)
-        connection, lock = await trio.to_thread.run_sync(_open, file, schemas() if steps is None else steps)
+        connection, lock = await trio.to_thread.run_sync(_open, file, schemas() if steps is None else steps, busy)
         return cls(file, connection, lock, remembered)
 
     async def __aenter__(self) -> SqliteStore:
@@ -177,7 +185,7 @@ _CAUSES = (
 )
 
 
-def _open(path: Path, steps: tuple[str, ...]) -> tuple[sqlite3.Connection, int]:
+def _open(path: Path, steps: tuple[str, ...], busy: float) -> tuple[sqlite3.Connection, int]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -196,13 +204,13 @@ def _open(path: Path, steps: tuple[str, ...]) -> tuple[sqlite3.Connection, int]:
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        return _connect(path, steps), lock
+        return _connect(path, steps, busy), lock
     except BaseException:
         os.close(lock)
         raise
 
 
-def _connect(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
+def _connect(path: Path, steps: tuple[str, ...], busy: float) -> sqlite3.Connection:
     try:
         # The mode is set before SQLite sees the file: what is in it is for the plane's user alone.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -220,7 +228,7 @@ def _connect(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
         _ours(path, int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big"), len(steps))
     connection: sqlite3.Connection | None = None
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy)
         version = connection.execute("pragma user_version").fetchone()[0]
         application = connection.execute("pragma application_id").fetchone()[0]
         # Looked at again: the newest header may have been in the write-ahead log.
