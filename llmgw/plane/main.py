@@ -26,6 +26,7 @@ from llmgw.plane.admin.app import Admin
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.admin.serve import serve_admin
 from llmgw.plane.agents import Hub
+from llmgw.plane.bandwidth.desk import Desk
 from llmgw.plane.bearers import Bearers
 from llmgw.plane.certs import Authority
 from llmgw.plane.fleet import Fleet
@@ -231,6 +232,7 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
         administrator=plane.administrator,
         traffic=lambda: Traffic(in_flight=plane.in_flight.all()),
         name=settings.name,
+        bandwidth=Desk(plane.hub, plane.store, plane.fleet.world, plane.in_flight.all),
     )
     nursery.start_soon(plane.fleet.run, plane.hub)
     nursery.start_soon(keep_routes, plane.fleet.world, settings.endpoints, plane.routes)

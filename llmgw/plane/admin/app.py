@@ -16,6 +16,7 @@ from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.agents import Hub
+from llmgw.plane.bandwidth.desk import Desk
 from llmgw.plane.certs import Authority
 from llmgw.plane.fleet import Fleet
 from llmgw.plane.tokens import Tokens
@@ -44,6 +45,7 @@ class Admin:
     wall: Callable[[], float] = time.time
     since: float = attrs.field(factory=trio.current_time)
     sessions: Sessions = attrs.field(factory=Sessions)
+    bandwidth: Desk | None = None
 
 
 def app(admin: Admin) -> QuartTrio:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quart import Blueprint
 
-from llmgw.plane.admin.api import events, fleet, identity, nodes, requests
+from llmgw.plane.admin.api import bandwidth, events, fleet, identity, nodes, requests
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -19,4 +19,5 @@ BLUEPRINTS: tuple[Callable[[Admin], Blueprint], ...] = (
     requests.blueprint,
     events.blueprint,
     identity.blueprint,
+    bandwidth.blueprint,
 )
