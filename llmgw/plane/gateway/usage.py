@@ -29,7 +29,7 @@ class _Counts(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    usage: msgspec.Raw | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
     choices: object = None
 
 
@@ -45,7 +45,7 @@ def usage_in(document: bytes) -> tuple[Usage | None, bool]:
     """The usage in one JSON document, and whether the document has any choices. Anything may be missing or odd."""
     try:
         answer = _answer.decode(document)
-        if answer.usage is None:
+        if not bytes(answer.usage).startswith(b"{"):
             return None, bool(answer.choices)
         counts = _counts.decode(answer.usage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
