@@ -65,6 +65,20 @@ class Plane:
     async def delete(self, path: str) -> Answer:
         return await self._send("DELETE", path)
 
+    @asynccontextmanager
+    async def lines(self, path: str, body: object, *, silent_after: float = 30.0) -> AsyncIterator[AsyncIterator[bytes]]:
+        """An answer that comes line by line for as long as the block reads it; leaving the block ends it on the plane."""
+        timeout = httpx.Timeout(silent_after, connect=CONNECT_WITHIN)
+        content = msgspec.json.encode(body)
+        try:
+            async with self._http.stream("POST", f"/api/v{API}/{path}", content=content, timeout=timeout) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise _refusal(response)
+                yield (line.encode() async for line in response.aiter_lines() if line)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, silent_after) from None
+
     async def _send(
         self,
         method: str,

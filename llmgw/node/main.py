@@ -27,6 +27,7 @@ from llmgw.node.epoch import Epoch
 from llmgw.node.identity import Identity, renewals
 from llmgw.node.link import keep
 from llmgw.node.logs import Logs
+from llmgw.node.perftest import Perftest
 from llmgw.node.settings import NodeSettings
 from llmgw.node.shards import Shards
 from llmgw.node.stream import Beats, Duties, PlaneStream
@@ -60,6 +61,7 @@ async def run(settings: NodeSettings) -> None:
         nursery.start_soon(node.survey.run)
         nursery.start_soon(node.shards.run)
         nursery.start_soon(node.watch_installs)
+        nursery.start_soon(node.perftest.run)
         nursery.start_soon(node.keep_stream)
         say.info("agent runs", node=node.name, version=__version__, planes=list(settings.planes))
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -80,6 +82,7 @@ class Node:
     installed: Installed
     logs: Logs
     epoch: Epoch
+    perftest: Perftest
     answers: Answers
     newest: list[Register]
     looked: trio.Event = attrs.field(factory=trio.Event)
@@ -198,6 +201,13 @@ def assemble(settings: NodeSettings) -> Node:
     )
     survey = Survey(settings.view, shards.pids)
 
+    perftest = Perftest(
+        install=settings.install,
+        busy=lambda: tuple(status.shard for status in shards.statuses() if status.state.alive),
+        address=settings.address,
+        root=settings.root,
+    )
+
     async def answer_logs(request: LogsRequest, _say: Say) -> LogsReply:
         return await logs.answer(request)
 
@@ -210,6 +220,7 @@ def assemble(settings: NodeSettings) -> Node:
         installed=installed,
         logs=logs,
         epoch=Epoch.load(directory / "epoch"),
-        answers={LogsRequest: answer_logs},
+        perftest=perftest,
+        answers={LogsRequest: answer_logs, **perftest.answers},
         newest=newest,
     )
