@@ -13,8 +13,8 @@ import click
 from llmgw import __version__
 from llmgw.errors import LlmgwError
 
-#: What the shell says of a program that Ctrl-C, or a reader that went away, has ended.
-INTERRUPTED, BROKEN_PIPE = 130, 141
+#: What a shell says of a program that Ctrl-C has ended, and what click says of one whose reader went away.
+INTERRUPTED, BROKEN_PIPE = 130, 1
 
 
 class Lazy(click.Group):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import attrs
 
-from llmgw.errors import BadInput
+from llmgw.errors import BadInput, LlmgwError
 from llmgw.files import read_whole, refuse_shared
 
-_word = re.compile(r"[\w.~+/=-]{16,256}")
+_word = re.compile(r"[A-Za-z0-9_.~+/=-]{16,256}")
 
 
 def new_bearer() -> str:
@@ -43,8 +43,8 @@ class Bearers:
         if stamp != self._seen:
             try:
                 self._known = _read(self.path)
-            except BadInput:
-                return None  # half-written: nobody comes in by it, and the next request looks again
+            except LlmgwError:
+                return None  # gone, half-written or open to others: the next request looks again
             self._seen = stamp
         digest, found = _digest(token), None
         for name, known in self._known:

@@ -6,13 +6,13 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import attrs
 
 from llmgw import config, pki
 from llmgw.config import Listen, LogSettings
 from llmgw.errors import BadInput
+from llmgw.plane.gateway.route import StaticEndpoint
 from llmgw.plane.gateway.settings import GatewaySettings
 from llmgw.plane.world import Settings as Judgement
 from llmgw.toml import Seconds
@@ -21,26 +21,6 @@ from llmgw.wire.facts import EngineInstall
 PREFIX = "LLMGW_PLANE"
 DIRECTORY = Path("/var/lib/llmgw-plane")
 ETC = Path("/etc/llmgw/plane.toml")
-
-
-def _a_url(_settings: object, _field: object, url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise ValueError(f"{url!r} is not an http:// or https:// address")
-
-
-@attrs.frozen
-class StaticEndpoint:
-    """[[endpoints]]: an engine that this plane does not run. `upstream_model` is the model's name there."""
-
-    model: str = attrs.field(validator=attrs.validators.min_len(1))
-    url: str = attrs.field(validator=_a_url)
-    api_key: str = attrs.field(default="", repr=False)
-    upstream_model: str = ""
 
 
 @attrs.frozen
@@ -74,6 +54,7 @@ class PlaneSettings:
     #: Files of bearer tokens for the admin API, one a line.
     admin_tokens: Path = Path("admin.token")
 
+    #: [[endpoints]]: engines that this plane does not run.
     endpoints: tuple[StaticEndpoint, ...] = ()
     gateway: Annotated[Gateway, "seconds"] = Gateway()
     #: Engines that every node which can should have: name -> version, "" for any.
