@@ -89,8 +89,12 @@ def judge(
             "hung", f"it has not answered for {now - well_at:.0f} s", "look at its log and at its GPUs' problems"
         )
     if now - moved_at >= patience.stalled:
-        return after, Dead("stalled", f"it holds {after.counters.requests if after.counters else 0:.0f} requests and has not made "
-                           f"a token for {now - moved_at:.0f} s", "look at its log and at its GPUs' problems")  # fmt: skip
+        return after, Dead(
+            "stalled",
+            f"it holds {after.counters.requests if after.counters else 0:.0f} requests and has not made "
+            f"a token for {now - moved_at:.0f} s",
+            "look at its log and at its GPUs' problems",
+        )
     return after, None
 
 

@@ -182,9 +182,13 @@ class Logs:
             data, end = _tail(folder / f"{run}.log", _MOST_READ)
             lines = clean(data)[-most:]
         return LogsReply(
-            lines=tuple(map(redact, lines)), source=source.name, run=run, cursor=f"{run}:{end}", truncated=lost,
+            lines=tuple(map(redact, lines)),
+            source=source.name,
+            run=run,
+            cursor=f"{run}:{end}",
+            truncated=lost,
             sources=self.sources(),
-        )  # fmt: skip
+        )
 
     # --- the folder --------------------------------------------------------------------------------------
 

@@ -381,6 +381,16 @@ async def until_dead(record: Record, line: Line, patience: Patience, note: Calla
 
 
 __all__ = [
-    "Asking", "Failure", "Fetch", "Means", "Prepared", "attend", "begin", "memory_there", "prepare", "stranger", "until_dead",
+    "Asking",
+    "Failure",
+    "Fetch",
+    "Means",
+    "Prepared",
+    "attend",
+    "begin",
+    "memory_there",
+    "prepare",
+    "stranger",
+    "until_dead",
     "until_ready",
-]  # fmt: skip
+]

@@ -92,9 +92,19 @@ class Shards:
         self._records = Records(self._state / "shards")
         self._scopes = scopes
         self._means = Means(
-            self._state, installed, logs, self._records, Ports(ports), facts, listen, holders, fetch, bool(scopes),
-            patience or Patience(), give_up_grace,
-        )  # fmt: skip
+            self._state,
+            installed,
+            logs,
+            self._records,
+            Ports(ports),
+            facts,
+            listen,
+            holders,
+            fetch,
+            bool(scopes),
+            patience or Patience(),
+            give_up_grace,
+        )
         self._lives: dict[ShardId, Life] = {}
         self._stopped: dict[ShardId, ShardStatus] = {}
         self._nursery: trio.Nursery | None = None
@@ -167,8 +177,14 @@ class Shards:
             return
         life = self._lives.get(order.shard)
         if life is None:
-            status = ShardStatus(shard=order.shard, replica=order.replica, model=order.model, generation=order.generation,
-                                 state=ShardState.STARTING, clock=time.time())  # fmt: skip
+            status = ShardStatus(
+                shard=order.shard,
+                replica=order.replica,
+                model=order.model,
+                generation=order.generation,
+                state=ShardState.STARTING,
+                clock=time.time(),
+            )
             self._stopped.pop(order.shard, None)
             self._live(Life(order, status))
             return
@@ -460,9 +476,17 @@ class Shards:
         elif record.ready:
             state = ShardState.DRAINING if record.draining else ShardState.READY
         status = ShardStatus(
-            shard=record.shard, replica=record.replica, model=record.model, generation=record.generation, state=state,
-            port=record.ports.get("http", 0), pid=record.pid or None, adopted=True, command=record.argv, clock=time.time(),
-        )  # fmt: skip
+            shard=record.shard,
+            replica=record.replica,
+            model=record.model,
+            generation=record.generation,
+            state=state,
+            port=record.ports.get("http", 0),
+            pid=record.pid or None,
+            adopted=True,
+            command=record.argv,
+            clock=time.time(),
+        )
         life = Life(order, status, record, draining=record.draining, adopted=True)
         if record.last is not None:
             life.status = record.last
@@ -529,8 +553,16 @@ class Shards:
 
         for seen, env in await trio.to_thread.run_sync(search):
             if environment.PROBE in env:
-                record = Record(shard=ShardId("-"), replica=ReplicaId("-"), model=ModelName("-"), generation=0, token="-",
-                                spec=ShardSpec(engine="-", model=ModelName("-"), source="-"), pid=seen.pid, started=seen.started)  # fmt: skip
+                record = Record(
+                    shard=ShardId("-"),
+                    replica=ReplicaId("-"),
+                    model=ModelName("-"),
+                    generation=0,
+                    token="-",
+                    spec=ShardSpec(engine="-", model=ModelName("-"), source="-"),
+                    pid=seen.pid,
+                    started=seen.started,
+                )
                 await clear(record, grace=0.0, stubborn=lambda words: None)
                 continue
             shard = ShardId(env.get(environment.SHARD, ""))
@@ -540,8 +572,16 @@ class Shards:
             verdict = Verdict(
                 Known.UNSURE, f"process {seen.pid} ({seen.name}) was started for it, but there is no record of it"
             )
-            status = ShardStatus(shard=shard, replica=ReplicaId(""), model=ModelName(""), generation=int(generation),
-                                 state=ShardState.UNKNOWN, pid=seen.pid, detail=verdict.text, clock=time.time())  # fmt: skip
+            status = ShardStatus(
+                shard=shard,
+                replica=ReplicaId(""),
+                model=ModelName(""),
+                generation=int(generation),
+                state=ShardState.UNKNOWN,
+                pid=seen.pid,
+                detail=verdict.text,
+                clock=time.time(),
+            )
             log.warning("a process without a record is left alone", shard=shard, pid=seen.pid)
             order = StopShard(shard=shard, generation=int(generation))
             self._live(Life(order, status, unsure=verdict, pid=seen.pid))
@@ -666,6 +706,11 @@ def _order_of(life: Life) -> StartShard:
 
 def _nothing(order: StopShard | DrainShard) -> ShardStatus:
     return ShardStatus(
-        shard=order.shard, replica=ReplicaId(""), model=ModelName(""), generation=order.generation, state=ShardState.STOPPED,
-        detail="there is no such shard on this node", clock=time.time(),
-    )  # fmt: skip
+        shard=order.shard,
+        replica=ReplicaId(""),
+        model=ModelName(""),
+        generation=order.generation,
+        state=ShardState.STOPPED,
+        detail="there is no such shard on this node",
+        clock=time.time(),
+    )

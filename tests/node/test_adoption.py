@@ -34,7 +34,9 @@ def ours(state: Path) -> set[int]:
     return {pid for pid in processes.carrying(environment.STATE, str(state), everyone) if everyone[pid].alive}
 
 
-async def test_an_engine_outlives_its_killed_agent_and_the_next_one_adopts_it_without_a_failed_request(state: Path) -> None:
+async def test_an_engine_outlives_its_killed_agent_and_the_next_one_adopts_it_without_a_failed_request(
+    state: Path,
+) -> None:
     answers: list[int] = []
 
     async def ask_on(port: int) -> None:
@@ -52,7 +54,12 @@ async def test_an_engine_outlives_its_killed_agent_and_the_next_one_adopts_it_wi
             await first.kill()
             async with agent(state) as second:
                 (adopted,) = await second.adopted()
-                assert (adopted.state, adopted.pid, adopted.port, adopted.generation) == ("ready", ready.pid, ready.port, 7)
+                assert (adopted.state, adopted.pid, adopted.port, adopted.generation) == (
+                    "ready",
+                    ready.pid,
+                    ready.port,
+                    7,
+                )
                 assert adopted.adopted is True
                 so_far = len(answers)
                 with trio.fail_after(20):
@@ -82,7 +89,9 @@ async def test_the_end_of_an_adopted_engine_is_told_and_its_status_is_not_invent
         assert "nobody saw" in failed.detail
 
 
-async def test_an_engine_that_died_while_no_agent_watched_is_told_as_failed_with_its_worker_cleared_away(state: Path) -> None:
+async def test_an_engine_that_died_while_no_agent_watched_is_told_as_failed_with_its_worker_cleared_away(
+    state: Path,
+) -> None:
     program = "import os, time; os.fork() or os.setsid(); time.sleep(1000)"
     async with agent(state) as first:
         await first.give(order(1, engine="python", env={"PROGRAM": program}))
@@ -114,7 +123,9 @@ async def test_a_failure_is_told_again_by_a_later_agent(state: Path) -> None:
 
 
 async def test_an_agent_killed_while_it_stops_a_shard_is_followed_by_one_that_goes_on_stopping(state: Path) -> None:
-    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set', flush=True); time.sleep(1000)"
+    program = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set', flush=True); time.sleep(1000)"
+    )
     async with agent(state) as first:
         await first.give(order(1, engine="python", env={"PROGRAM": program}, grace=1.0))
         await first.told("ready")

@@ -103,7 +103,15 @@ async def test_a_newer_generation_replaces_the_older_after_stopping_it(tmp_path:
         told.shards.start(order(2))
         second = await told.until(lambda status: status.state is READY and status.generation == 2)
         states = [(status.generation, str(status.state)) for status in told.seen]
-        assert states == [(1, "starting"), (1, "starting"), (1, "ready"), (1, "stopping"), (2, "starting"), (2, "starting"), (2, "ready")]
+        assert states == [
+            (1, "starting"),
+            (1, "starting"),
+            (1, "ready"),
+            (1, "stopping"),
+            (2, "starting"),
+            (2, "starting"),
+            (2, "ready"),
+        ]
         assert first.pid is not None
         assert processes.look(first.pid) is None
         assert second.pid != first.pid
@@ -210,7 +218,9 @@ async def test_a_stranger_on_the_port_is_not_taken_for_the_engine(tmp_path: Path
     async with running(supervised) as told:
         told.shards.start(order(engine="python", env={"PROGRAM": "import time; time.sleep(1000)"}))
         started = await told.until(lambda status: status.pid is not None)
-        stranger = await trio.lowlevel.open_process([sys.executable, "-c", LOSING.replace("% 2 == 0", "< 0"), str(started.port)])
+        stranger = await trio.lowlevel.open_process(
+            [sys.executable, "-c", LOSING.replace("% 2 == 0", "< 0"), str(started.port)]
+        )
         try:
             with trio.fail_after(20):
                 moved = await told.until(lambda status: status.pid not in (None, started.pid))

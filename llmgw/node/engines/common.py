@@ -19,16 +19,25 @@ def general(spec: ShardSpec, facts: Register, contents: Contents | None) -> Iter
     """GPUs there and well, threads and memory there, the model's files complete, the context within the model's."""
     path, hub, _ = source_of(spec.source)
     if path is None and not hub:
-        yield Objection("missing-weights", f"the source {spec.source!r} is neither a path nor a hub's name",
-                        "give an absolute path, or hf://org/model")  # fmt: skip
+        yield Objection(
+            "missing-weights",
+            f"the source {spec.source!r} is neither a path nor a hub's name",
+            "give an absolute path, or hf://org/model",
+        )
     yield from _gpus(spec, facts)
     resources, host = spec.resources, facts.host
     if resources.cpu_threads > host.cpu.threads:
-        yield Objection("not-enough-cpu", f"{resources.cpu_threads} CPU threads were asked for and this node has {host.cpu.threads}",
-                        "ask for fewer")  # fmt: skip
+        yield Objection(
+            "not-enough-cpu",
+            f"{resources.cpu_threads} CPU threads were asked for and this node has {host.cpu.threads}",
+            "ask for fewer",
+        )
     if host.memory_bytes and resources.memory_bytes > host.memory_bytes:
-        yield Objection("not-enough-memory", f"{_gib(resources.memory_bytes)} of memory were asked for and this node has "
-                        f"{_gib(host.memory_bytes)}", "ask for less")  # fmt: skip
+        yield Objection(
+            "not-enough-memory",
+            f"{_gib(resources.memory_bytes)} of memory were asked for and this node has {_gib(host.memory_bytes)}",
+            "ask for less",
+        )
     if spec.rank and spec.rank >= len(spec.peers):
         yield Objection("bad-shape", f"rank {spec.rank} of {len(spec.peers)} members", "")
     if contents is None:
@@ -36,8 +45,11 @@ def general(spec: ShardSpec, facts: Register, contents: Contents | None) -> Iter
     for fault in contents.faults:
         yield Objection(fault.code, fault.text, _WHAT.get(fault.code, ""))
     if spec.context is not None and contents.context is not None and spec.context > contents.context:
-        yield Objection("context-too-long", f"a context of {spec.context} tokens was asked for and the model was made for "
-                        f"{contents.context}", "lower the context")  # fmt: skip
+        yield Objection(
+            "context-too-long",
+            f"a context of {spec.context} tokens was asked for and the model was made for {contents.context}",
+            "lower the context",
+        )
 
 
 def _gpus(spec: ShardSpec, facts: Register) -> Iterator[Objection]:
@@ -70,8 +82,11 @@ def _gpus(spec: ShardSpec, facts: Register) -> Iterator[Objection]:
             )
         size = next((mig.memory_bytes for mig in gpu.mig_devices if mig.uuid == uuid), gpu.memory_bytes)
         if size is not None and spec.resources.gpu_memory_bytes > size:
-            yield Objection("not-enough-memory", f"{_gib(spec.resources.gpu_memory_bytes)} of GPU memory were asked for and "
-                            f"{uuid} has {_gib(size)}", "")  # fmt: skip
+            yield Objection(
+                "not-enough-memory",
+                f"{_gib(spec.resources.gpu_memory_bytes)} of GPU memory were asked for and {uuid} has {_gib(size)}",
+                "",
+            )
 
 
 def memory(spec: ShardSpec, contents: Contents) -> Iterator[Objection]:
@@ -80,15 +95,22 @@ def memory(spec: ShardSpec, contents: Contents) -> Iterator[Objection]:
     if not most:
         return
     if contents.bytes > most:
-        yield Objection("not-enough-memory", f"the weights alone are {_gib(contents.bytes)} and {_gib(most)} of memory were asked for",
-                        "ask for more memory")  # fmt: skip
+        yield Objection(
+            "not-enough-memory",
+            f"the weights alone are {_gib(contents.bytes)} and {_gib(most)} of memory were asked for",
+            "ask for more memory",
+        )
         return
     context = spec.context or contents.context
     if context and contents.kv_bytes_per_token:
         cache = context * contents.kv_bytes_per_token
         if contents.bytes + cache > most:
-            yield Objection("not-enough-memory", f"weights of {_gib(contents.bytes)} and a cache of {_gib(cache)} for {context} tokens "
-                            f"do not fit into the {_gib(most)} that were asked for", "ask for more memory, or lower the context")  # fmt: skip
+            yield Objection(
+                "not-enough-memory",
+                f"weights of {_gib(contents.bytes)} and a cache of {_gib(cache)} for {context} tokens "
+                f"do not fit into the {_gib(most)} that were asked for",
+                "ask for more memory, or lower the context",
+            )
 
 
 def gpu_weights(spec: ShardSpec, contents: Contents) -> Iterator[Objection]:
@@ -96,8 +118,11 @@ def gpu_weights(spec: ShardSpec, contents: Contents) -> Iterator[Objection]:
     each = spec.resources.gpu_memory_bytes
     count = len(spec.gpus) * max(1, len(spec.peers))
     if spec.gpus and each and contents.bytes > each * count:
-        yield Objection("not-enough-memory", f"the weights are {_gib(contents.bytes)} and the shard's GPUs offer {_gib(each * count)}",
-                        "ask for more GPUs or more GPU memory")  # fmt: skip
+        yield Objection(
+            "not-enough-memory",
+            f"the weights are {_gib(contents.bytes)} and the shard's GPUs offer {_gib(each * count)}",
+            "ask for more GPUs or more GPU memory",
+        )
 
 
 def utilization(spec: ShardSpec, total: int | None) -> str | None:

@@ -11,8 +11,25 @@ from collections.abc import Iterable, Mapping
 
 from llmgw.wire.facts import Gpu, ShardId, ShardSpec
 
-_PREFIXES = ("LLAMA_", "GGML_", "VLLM_", "SGLANG_", "SGL_", "LLMGW_", "TORCH_", "TORCHINDUCTOR_", "OMP_", "KMP_",
-             "HF_HUB_", "PYTHON", "LD_", "MALLOC_", "SPT_", "CUDA_", "RAY_")  # fmt: skip
+_PREFIXES = (
+    "LLAMA_",
+    "GGML_",
+    "VLLM_",
+    "SGLANG_",
+    "SGL_",
+    "LLMGW_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "OMP_",
+    "KMP_",
+    "HF_HUB_",
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "SPT_",
+    "CUDA_",
+    "RAY_",
+)
 _NAMES = frozenset(
     [
         "http_proxy",

@@ -159,8 +159,16 @@ class Installed:
 
     def _environment(self, place: Whereabouts) -> dict[str, str]:
         # Marked, so that an agent started later finds and ends what a killed one left behind.
-        return {**scrubbed(os.environ), **place.env, STATE: str(self._state), PROBE: "1", "GGML_NO_BACKTRACE": "1",
-                "CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}  # fmt: skip
+        return {
+            **scrubbed(os.environ),
+            **place.env,
+            STATE: str(self._state),
+            PROBE: "1",
+            "GGML_NO_BACKTRACE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "GGML_VK_VISIBLE_DEVICES": "",
+            "OMP_WAIT_POLICY": "passive",
+        }
 
     async def _asked(self, engine: str, place: Whereabouts) -> str:
         with trio.move_on_after(_PROBE_SECONDS):

@@ -20,7 +20,22 @@ from llmgw.wire.facts import ShardSpec
 _SET = "the node sets it"
 _SOURCE = "name the model by the profile's source"
 _OURS = {
-    **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-dr", "--docker-repo"), _SOURCE),
+    **dict.fromkeys(
+        (
+            "-m",
+            "--model",
+            "-mu",
+            "--model-url",
+            "-hf",
+            "-hfr",
+            "--hf-repo",
+            "-hff",
+            "--hf-file",
+            "-dr",
+            "--docker-repo",
+        ),
+        _SOURCE,
+    ),
     **dict.fromkeys(("--models-dir", "--models-preset", "--models-max"), "one shard serves one model"),
     **dict.fromkeys(("-a", "--alias"), "the model is served under its own name"),
     **dict.fromkeys(("--host", "--port", "--reuse-port", "--api-prefix"), _SET),
@@ -28,9 +43,11 @@ _OURS = {
     **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), "the gateway speaks plain HTTP to engines"),
     **dict.fromkeys(("--log-file", "--log-disable"), "the node keeps the output: see `llmgw ctl logs`"),
     **dict.fromkeys(("--metrics", "--ui", "--webui", "--tools", "-ag", "--agent"), _SET),
-    **dict.fromkeys(("-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list", "--completion-bash"),
-                    "it makes the engine print and leave"),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list", "--completion-bash"),
+        "it makes the engine print and leave",
+    ),
+}
 _THREADS = ("-t", "--threads")
 _CONTEXT = ("-c", "--ctx-size")
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")

@@ -27,7 +27,7 @@ _OURS = {
     **dict.fromkeys(("--api-key", "--admin-api-key"), "keys are the gateway's: set them there"),
     **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"), "the gateway speaks plain HTTP to engines"),
     **dict.fromkeys(("-h", "--help", "--version"), "it makes the engine print and leave"),
-}  # fmt: skip
+}
 _TENSOR = ("--tp-size", "--tp", "--tensor-parallel-size")
 _PIPELINE = ("--pp-size", "--pp", "--pipeline-parallel-size")
 _DATA = ("--dp-size", "--dp", "--data-parallel-size")
@@ -146,6 +146,11 @@ def _world(spec: ShardSpec, contents: Contents | None) -> list[Objection]:
             )
         )
     if contents is not None and contents.heads and contents.heads % tensor:
-        found.append(Objection("bad-shape", f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
-                               "choose a number of GPUs that divides them"))  # fmt: skip
+        found.append(
+            Objection(
+                "bad-shape",
+                f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
+                "choose a number of GPUs that divides them",
+            )
+        )
     return found

@@ -23,14 +23,30 @@ _OURS = {
     "--served-model-name": "the model is served under its own name",
     **dict.fromkeys(("--host", "--port", "--uds", "--root-path", "--headless"), _SET),
     **dict.fromkeys(("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port"), _MEMBERS),
-    **dict.fromkeys(("--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp", "--data-parallel-start-rank", "-dpr",
-                     "--data-parallel-rank", "-dpn", "--data-parallel-size-local", "-dpl", "--data-parallel-hybrid-lb", "-dph",
-                     "--data-parallel-external-lb", "-dpe"), _MEMBERS),
+    **dict.fromkeys(
+        (
+            "--data-parallel-address",
+            "-dpa",
+            "--data-parallel-rpc-port",
+            "-dpp",
+            "--data-parallel-start-rank",
+            "-dpr",
+            "--data-parallel-rank",
+            "-dpn",
+            "--data-parallel-size-local",
+            "-dpl",
+            "--data-parallel-hybrid-lb",
+            "-dph",
+            "--data-parallel-external-lb",
+            "-dpe",
+        ),
+        _MEMBERS,
+    ),
     "--config": "a file could set what the node sets: give arguments",
     "--api-key": "keys are the gateway's: set them there",
     **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"), "the gateway speaks plain HTTP to engines"),
     **dict.fromkeys(("-h", "--help", "--version", "-v"), "it makes the engine print and leave"),
-}  # fmt: skip
+}
 _TENSOR = ("--tensor-parallel-size", "-tp")
 _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _DATA = ("--data-parallel-size", "-dp")
@@ -151,6 +167,11 @@ def _world(spec: ShardSpec, contents: Contents | None) -> list[Objection]:
             )
         )
     if contents is not None and contents.heads and contents.heads % tensor:
-        found.append(Objection("bad-shape", f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
-                               "choose a number of GPUs that divides them"))  # fmt: skip
+        found.append(
+            Objection(
+                "bad-shape",
+                f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
+                "choose a number of GPUs that divides them",
+            )
+        )
     return found

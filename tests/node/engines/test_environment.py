@@ -1,0 +1,43 @@
+from llmgw.node.engines.environment import engine_environment, scrubbed, smallest_memory, visible_gpus
+from llmgw.wire.facts import ModelName, ShardId, ShardSpec
+from tests.node.engines.specs import FACTS, GPUS, MIG, spec
+
+AGENT = {
+    "PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/usr/local/cuda/lib64", "NCCL_SOCKET_IFNAME": "=ib0",
+    "LLAMA_ARG_PORT": "1", "VLLM_PORT": "tcp://1", "SGLANG_X": "1", "https_proxy": "x", "HTTP_PROXY": "x", "no_proxy": "y",
+    "LLMGW_NODE_TOKEN": "secret", "LD_PRELOAD": "x.so", "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/x",
+    "NOTIFY_SOCKET": "/run/x", "INVOCATION_ID": "1", "OMP_NUM_THREADS": "99", "VIRTUAL_ENV": "/v",
+}  # fmt: skip
+
+
+def test_nothing_that_would_change_an_engine_comes_through() -> None:
+    assert set(scrubbed(AGENT)) == {"PATH", "HOME", "LD_LIBRARY_PATH", "NCCL_SOCKET_IFNAME"}
+
+
+def environment(env: dict[str, str], gpus: tuple[str, ...] = ()) -> dict[str, str]:
+    profile = ShardSpec(engine="e", model=ModelName("m"), source="/m", env=env, gpus=gpus)
+    return engine_environment(
+        AGENT, {"HF_HUB_OFFLINE": "1"}, profile, shard=ShardId("s"), generation=3, token="t", state="/state"
+    )
+
+
+def test_a_profile_may_set_what_was_scrubbed_but_never_who_the_engine_is() -> None:
+    env = environment({"VLLM_USE_V1": "1", "HF_HUB_OFFLINE": "0", "LLMGW_TOKEN": "forged", "LLMGW_PROBE": "1"})
+    assert (env["VLLM_USE_V1"], env["HF_HUB_OFFLINE"], env["LLMGW_TOKEN"]) == ("1", "0", "t")
+    assert (env["LLMGW_SHARD"], env["LLMGW_GENERATION"], env["LLMGW_STATE"]) == ("s", "3", "/state")
+    assert "LLMGW_PROBE" not in env
+
+
+def test_engines_write_no_colours_and_leave_their_environment_readable() -> None:
+    env = environment({})
+    assert (env["NO_COLOR"], env["TERM"], env["OMP_WAIT_POLICY"], env["SPT_NOENV"]) == ("1", "dumb", "passive", "1")
+
+
+def test_gpus_are_named_by_uuid_slices_too_and_a_cpu_shard_sees_none() -> None:
+    assert environment({}, (GPUS[1], MIG))["CUDA_VISIBLE_DEVICES"] == f"{GPUS[1]},{MIG}"
+    assert visible_gpus(()) == {"CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}
+
+
+def test_the_smallest_of_the_chosen_gpus_counts() -> None:
+    assert smallest_memory(spec("vllm", chosen=(GPUS[0], MIG)), FACTS.gpus) == 20 << 30
+    assert smallest_memory(spec("vllm", chosen=(GPUS[0], "GPU-x")), FACTS.gpus) is None

@@ -1,0 +1,142 @@
+from pathlib import Path
+
+import pytest
+
+from llmgw.node.engines.causes import Ended
+from llmgw.node.engines.contents import Contents
+from llmgw.node.engines.vllm import Vllm
+from tests.node.engines.specs import FACTS, seat, spec
+
+VLLM = Vllm()
+HUB = Contents(Path("/models/m"), "hub", bytes=10 << 30, context=8192, heads=32)
+
+
+def codes(*args: str, gpus: int = 1, contents: Contents | None = HUB, **more: object) -> list[str]:
+    return [objection.code for objection in VLLM.validate(spec("vllm", *args, gpus=gpus, **more), FACTS, contents)]  # type: ignore[arg-type]
+
+
+def argv(*args: str, gpus: int = 1, gpu_size: int | None = None, **more: object) -> str:
+    command = VLLM.command(spec("vllm", *args, gpus=gpus, **more), seat("vllm", "vllm", gpu_memory=gpu_size))  # type: ignore[arg-type]
+    return " ".join(command.argv)
+
+
+def test_one_gpu_needs_no_parallel_size() -> None:
+    assert argv() == "vllm serve /models/m --served-model-name m --host 0.0.0.0 --port 8000"
+
+
+@pytest.mark.parametrize(
+    ("command", "has"),
+    [
+        (argv(gpus=4), "--tensor-parallel-size 4"),
+        (argv(context=4096), "--max-model-len 4096"),
+        (argv(gpu_memory=60 << 30, gpu_size=80 << 30), "--gpu-memory-utilization 0.75"),
+        (argv("--max-num-seqs", "8"), "--port 8000 --max-num-seqs 8"),
+        (argv(gpus=4, peers=("10.0.0.1", "10.0.0.2")), "--tensor-parallel-size 8"),
+        (
+            argv(gpus=4, peers=("10.0.0.1", "10.0.0.2")),
+            "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 8001",
+        ),
+        (argv(gpus=4, peers=("10.0.0.1", "10.0.0.2"), rank=1), "--node-rank 1"),
+        (argv(gpus=4, peers=("10.0.0.1", "10.0.0.2"), rank=1), "--headless"),
+        (argv(gpus=4, peers=("10.0.0.1", "10.0.0.2")), "--distributed-timeout-seconds 900"),
+    ],
+)
+def test_what_is_asked_for_becomes_arguments(command: str, has: str) -> None:
+    assert has in command
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks"),
+    [
+        (argv("--tensor-parallel-size=2", "-pp", "2", gpus=4), "--tensor-parallel-size 4"),
+        (argv("--gpu-memory-utilization", "0.5", gpu_memory=60 << 30, gpu_size=80 << 30), "0.75"),
+        (argv("--kv_cache_memory_bytes", "1", gpu_memory=60 << 30, gpu_size=80 << 30), "0.75"),
+        (argv(gpus=4, peers=("10.0.0.1", "10.0.0.2"), rank=1), "--port"),
+    ],
+)
+def test_what_the_user_gave_or_a_follower_has_not_is_left_out(command: str, lacks: str) -> None:
+    assert lacks not in command
+
+
+def test_internal_ports_lie_in_the_shards_own_block_and_nothing_is_fetched_for_a_path() -> None:
+    env = VLLM.command(spec("vllm", gpus=1), seat("vllm", "vllm")).env
+    assert (env["VLLM_PORT"], env["HF_HUB_OFFLINE"], env["VLLM_HOST_IP"]) == ("8010", "1", "127.0.0.1")
+    assert "HF_HUB_OFFLINE" not in VLLM.command(spec("vllm", gpus=1), seat("vllm", "vllm", model="org/m")).env
+
+
+def test_a_cpu_shard_gets_threads_and_a_cache_out_of_its_memory() -> None:
+    env = VLLM.command(spec("vllm", memory=10 << 30), seat("vllm", "vllm")).env
+    assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_KVCACHE_SPACE"]) == ("4", "4")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (codes(), []),
+        (codes("--port", "1"), ["bad-argument"]),
+        (codes("--served_model_name=x"), ["bad-argument"]),
+        (codes("--config", "x.yaml"), ["bad-argument"]),
+        (codes("--api-key", "s"), ["bad-argument"]),
+        (codes("--max-model-len", "10", context=100), ["bad-argument"]),
+        (codes("--max-model-len", "10"), []),
+        (codes("-tp", "2"), ["bad-shape"]),
+        (codes("-tp", "2", gpus=2), []),
+        (codes("-tp", "2", "-pp", "2", gpus=4), []),
+        (codes("-tp", "x", gpus=2), ["bad-argument"]),
+        (codes(gpus=3), ["bad-shape"]),  # 32 heads
+        (codes("-tp", "1", "-pp", "3", gpus=3), []),
+        (codes(context=9000), ["context-too-long"]),
+        (codes(gpu_memory=90 << 30), ["not-enough-memory"]),
+        (codes(gpu_memory=5 << 30), ["not-enough-memory"]),  # the weights alone are 10 GiB
+        (codes(gpu_memory=5 << 30, gpus=2), []),
+        (codes(contents=Contents(Path("/x"), "unknown")), ["model-unsupported"]),
+        (codes(contents=None, source="hf://org/m"), []),
+        (codes(contents=None, source="somewhere"), ["missing-weights"]),
+        (codes(chosen=("GPU-x",)), ["gpu-missing"]),
+    ],
+)
+def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: list[str], expected: list[str]) -> None:
+    assert found == expected
+
+
+LINES = {
+    "OSError: [Errno 98] Address already in use": "port-in-use",
+    "LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder": "missing-weights",
+    "RuntimeError: Cannot find any model weights with `models/noweights`": "missing-weights",
+    "ValidationError: 1 validation error for ModelConfig ... exceeds derived_max_model_len (2048)": "context-too-long",
+    "Total number of attention heads (4) must be divisible by tensor parallel size (3).": "bad-shape",
+    "vllm: error: unrecognized arguments: --no-such-flag": "bad-argument",
+    "ValueError: To serve at least one request with the model's max seq len (4096), (2 GiB KV cache is needed": "context-too-long",
+    "torch.distributed.DistStoreError: Timed out after 21 seconds waiting for clients. 1/2 clients joined.": "peers-missing",
+    "ValueError: `--nnodes 2` must evenly divide the total world size (1).": "bad-shape",
+    "ValueError: World size (4) is larger than the number of available GPUs (2) in this node": "bad-shape",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "out-of-memory",
+    "ValueError: No available memory for the cache blocks.": "out-of-memory",
+    "ValueError: Free memory on device (10/80 GiB) on startup is less than desired GPU memory utilization (0.92": "gpu-memory-taken",
+    "Bfloat16 is only supported on GPUs with compute capability of at least 8.0": "gpu-unsupported",
+    "RuntimeError: CUDA error: no kernel image is available for execution on the device": "gpu-unsupported",
+    "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1": "collective-timeout",
+    "torch.distributed.DistBackendError: NCCL error in: ncclSystemError: System call": "nccl",
+    "RuntimeError: [enforce fail] Unable to find address for: eth9": "no-interface",
+    "RuntimeError: Worker proc VllmWorker-1 died unexpectedly (exit code: -9).": "worker-died",
+    "TimeoutError: Timed out waiting for engine core processes to start.": "too-slow",
+}
+
+
+@pytest.mark.parametrize(("line", "code"), LINES.items())
+def test_known_last_words_are_understood_whatever_comes_after_them(line: str, code: str) -> None:
+    lines = [
+        "INFO starting",
+        line,
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ]
+    cause = VLLM.cause(lines, Ended(exit_code=1))
+    assert cause is not None
+    assert (cause.code, cause.line) == (code, line)
+
+
+def test_503_means_that_the_engine_is_dead_and_a_follower_is_not_asked() -> None:
+    asking = VLLM.asking(spec("vllm"))
+    assert asking is not None
+    assert asking.dead_after == 2
+    assert VLLM.asking(spec("vllm", rank=1, peers=("a", "b"))) is None

@@ -1,0 +1,81 @@
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.node.engines import Asking
+from llmgw.node.health import Answer, Counters, Course, Dead, Patience, counted, judge, served
+
+ASKING = Asking(dead_after=2, running=("r",), waiting=("w",), made=("t",))
+PATIENCE = Patience(period=5, refused=3, hung=300, stalled=200)
+WELL, SLOW, REFUSED, UNWELL = Answer.WELL, Answer.SLOW, Answer.REFUSED, Answer.UNWELL
+
+
+def judged(*answers: Answer, counters: list[Counters | None] | None = None, step: float = 5.0) -> Dead | None:
+    course = Course(well_at=0.0, moved_at=0.0)
+    for n, answer in enumerate(answers):
+        course, dead = judge(course, answer, counters[n] if counters else None, n * step, ASKING, PATIENCE)
+        if dead is not None:
+            return dead
+    return None
+
+
+def code(dead: Dead | None) -> str:
+    return dead.code if dead is not None else ""
+
+
+def test_a_busy_engine_may_be_slow_for_minutes() -> None:
+    assert judged(*[SLOW] * 59) is None
+    assert code(judged(*[SLOW] * 62)) == "hung"
+    assert judged(*([SLOW] * 50 + [WELL]) * 3) is None
+
+
+def test_one_refusal_is_borne_and_three_in_a_row_are_death() -> None:
+    assert judged(REFUSED, REFUSED, WELL, REFUSED, REFUSED) is None
+    assert code(judged(WELL, REFUSED, REFUSED, REFUSED)) == "not-listening"
+
+
+def test_an_engine_that_says_it_is_dead_is_believed_the_second_time() -> None:
+    assert judged(UNWELL, WELL, UNWELL) is None
+    assert code(judged(WELL, UNWELL, UNWELL)) == "engine-dead"
+
+
+def test_requests_inside_and_no_token_for_long_is_a_stall_however_well_it_says_it_is() -> None:
+    assert code(judged(*[WELL] * 50, counters=[Counters(3, 100)] * 50)) == "stalled"
+    assert judged(*[WELL] * 50, counters=[Counters(0, 100)] * 50) is None
+    assert judged(*[WELL] * 50, counters=[Counters(3, n) for n in range(50)]) is None
+    assert judged(*[WELL] * 50) is None
+
+
+@given(st.lists(st.sampled_from(list(Answer)), max_size=80))
+def test_a_dead_verdict_never_follows_a_good_answer_of_an_idle_engine(answers: list[Answer]) -> None:
+    course = Course(well_at=0.0, moved_at=0.0)
+    for n, answer in enumerate(answers):
+        course, dead = judge(course, answer, None, n * 5.0, ASKING, PATIENCE)
+        assert dead is None or answer is not WELL
+        if dead is not None:
+            return
+
+
+METRICS = """# HELP r requests
+r{model="a b",x="}"} 2
+r{model="c"} 1.5
+w 4
+t_created 9
+t{model="a"} 1e3
+"""
+
+
+def test_counters_are_summed_over_their_labels() -> None:
+    assert counted(METRICS, ASKING) == Counters(7.5, 1000.0)
+    assert counted("r 1\n", ASKING) is None
+    assert counted("r NaN\nt 1\n", ASKING) is None
+
+
+@given(st.text(max_size=300))
+def test_any_text_may_stand_where_metrics_should(text: str) -> None:
+    counted(text, attrs.evolve(ASKING))
+
+
+def test_only_a_list_of_models_is_read_as_one() -> None:
+    assert list(served({"data": [{"id": "a"}, {}, 3]})) == ["a"]
+    assert list(served([1])) == list(served({"data": 3})) == []
