@@ -15,6 +15,7 @@ from llmgw import pki
 from llmgw.errors import BadInput, LlmgwError, NotFound
 from llmgw.files import read_whole
 from llmgw.pki import Peer, Role
+from llmgw.tlsstream import TlsStream
 
 log = structlog.get_logger("llmgw.tls")
 
@@ -22,7 +23,7 @@ log = structlog.get_logger("llmgw.tls")
 LAST_WORDS_WITHIN = 1.0
 LAST_WORDS_BYTES = 64 << 10
 
-_Stream = trio.SSLStream[trio.SocketStream] | trio.SSLStream[trio.abc.Stream]
+_Stream = trio.SSLStream[trio.SocketStream] | trio.SSLStream[trio.abc.Stream] | TlsStream
 
 
 def client_context(ca: Path, identity: Path | None = None) -> ssl.SSLContext:

@@ -20,6 +20,7 @@ from llmgw.cell import Cell
 from llmgw.plane.agents import Attachments, Hub
 from llmgw.plane.stream import AgentStream, Ended, Timing, first_register, refusal, say_goodbye
 from llmgw.tls import Peer, explain, peer_of
+from llmgw.tlsstream import TlsStream
 from llmgw.wire.agent import Register
 from llmgw.wire.codec import MOST_BYTES_STRANGER
 from llmgw.wire.control import ControlMessage, Registered, Renewed
@@ -111,19 +112,23 @@ class Listener:
             await trio.aclose_forcefully(socket)
 
     async def _greet(self, socket: trio.SocketStream, address: str) -> None:
-        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = socket
-        peer: Peer | None = None
-        if self.context is not None:
-            secure = trio.SSLStream(socket, self.context(), server_side=True, https_compatible=True)
-            try:
-                async with self._handshakes:
-                    with trio.fail_after(HANDSHAKE_WITHIN):
-                        await secure.do_handshake()
-            except trio.BrokenResourceError as error:
-                log.warning("TLS refused", address=address, error=explain(error, address))
-                await _last_words(socket, secure)
-                return
-            peer, stream = peer_of(secure), secure
+        if self.context is None:
+            await self._welcome(socket, None, address)
+            return
+        secure = TlsStream(socket, self.context(), server_side=True)
+        try:
+            async with self._handshakes:
+                with trio.fail_after(HANDSHAKE_WITHIN):
+                    await secure.do_handshake()
+        except trio.BrokenResourceError as error:
+            log.warning("TLS refused", address=address, error=explain(error, address))
+            await secure.linger()
+        else:
+            await self._welcome(secure, peer_of(secure), address)
+        finally:
+            await trio.aclose_forcefully(secure)
+
+    async def _welcome(self, stream: trio.abc.Stream, peer: Peer | None, address: str) -> None:
         limit = MESSAGE_BYTES if peer is not None or self.context is None else MOST_BYTES_STRANGER
         async with _websocket(stream, limit) as (path, frames):
             try:
@@ -196,9 +201,7 @@ class Listener:
 
 
 @asynccontextmanager
-async def _websocket(
-    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], limit: int
-) -> AsyncIterator[tuple[str, Frames]]:
+async def _websocket(stream: trio.abc.Stream, limit: int) -> AsyncIterator[tuple[str, Frames]]:
     """The WebSocket's path and its frames. Its reader lives and dies with the block, and errors come out bare."""
     try:
         async with trio.open_nursery() as nursery:
@@ -219,24 +222,6 @@ async def _websocket(
         ws.HandshakeError,
     ):
         pass  # the peer left; whoever was reading has heard of it as Closed
-
-
-async def _last_words(socket: trio.SocketStream, secure: trio.SSLStream[trio.SocketStream]) -> None:
-    """Send the alert that says why the handshake failed, and let it be read.
-
-    trio leaves it in the buffer, and an agent would see nothing but a closed connection. Closing on unread bytes
-    would reset the connection under the alert, so what the peer still sends is taken for a moment.
-    """
-    outgoing: ssl.MemoryBIO | None = getattr(secure, "_outgoing", None)
-    with trio.move_on_after(1.0):
-        try:
-            if outgoing is not None and (alert := outgoing.read()):
-                await socket.send_all(alert)
-            await socket.send_eof()
-            while await socket.receive_some(4096):
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return
 
 
 def _address(socket: trio.SocketStream) -> str:

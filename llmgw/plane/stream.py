@@ -225,14 +225,17 @@ class AgentStream:
             self._alive()
 
     def _alive(self) -> None:
-        self._liveness.deadline = trio.current_time() + self._timing.silent_after
+        # Moving a deadline costs more than looking at the clock, and a second more or less says nothing of a peer.
+        deadline = trio.current_time() + self._timing.silent_after
+        if deadline - self._liveness.deadline > 1.0:
+            self._liveness.deadline = deadline
 
     async def _renew(self, csr: str, renew: Renewal) -> None:
         self.tell(await renew(csr))
 
     async def _read(self, ear: Ear, renew: Callable[[str], None]) -> None:
         with self._liveness as silence:
-            self._alive()
+            self._liveness.deadline = trio.current_time() + self._timing.silent_after
             while True:
                 data = await self._frames.receive()
                 self._alive()
