@@ -66,8 +66,10 @@ class Plane:
         return await self._send("DELETE", path)
 
     @asynccontextmanager
-    async def lines(self, path: str, body: object, *, silent_after: float = 30.0) -> AsyncIterator[AsyncIterator[bytes]]:
-        """An answer that comes line by line for as long as the block reads it; leaving the block ends it on the plane."""
+    async def lines(
+        self, path: str, body: object, *, silent_after: float = 30.0
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """An answer that comes line by line for as long as the block reads it; leaving the block ends it there too."""
         timeout = httpx.Timeout(silent_after, connect=CONNECT_WITHIN)
         content = msgspec.json.encode(body)
         try:
@@ -143,6 +145,11 @@ def _refusal(response: httpx.Response) -> LlmgwError:
             message=f"it answered {response.status_code}, and not as a plane does: is this its admin port?"
         )
     return _kind(found.code, response.status_code)(found.message, remedy=found.remedy)
+
+
+def error_of(said: ApiError) -> LlmgwError:
+    """The error that a plane tells inside an answer."""
+    return _kind(said.code, 0)(said.message, remedy=said.remedy)
 
 
 _BY_CODE = {
