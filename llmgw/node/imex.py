@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 
 import msgspec
-import trio
 
 from llmgw.node import files
+from llmgw.node.run import NotStarted, run
 from llmgw.node.view import View
 from llmgw.wire.facts import Imex, Interface
 
@@ -151,21 +150,15 @@ async def imex(view: View, own: frozenset[str]) -> Imex | None:
         return None
     channels = sum(name.startswith("channel") for name in files.names(view.at(CHANNELS)))
     said = ""
-    with trio.move_on_after(WITHIN) as scope:
-        for options in (["-N", "-j"], ["-N"]):
-            try:
-                done = await trio.run_process(
-                    [tool, *options], capture_stdout=True, capture_stderr=True, stdin=subprocess.DEVNULL, check=False
-                )
-            except OSError as error:
-                return Imex(state=f"cannot be asked: {error.strerror or error}", channels=channels)
-            text = done.stdout.decode(errors="replace")
-            if (found := parse(text, own, channels)) is not None:
-                return found
-            said = next(
-                (line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()), said
-            )
-            said = said or next((line.strip() for line in text.splitlines() if line.strip()), "")
-    if scope.cancelled_caught:
-        return Imex(state=f"cannot be asked: no answer within {WITHIN:.0f} s", channels=channels)
+    for options in (["-N", "-j"], ["-N"]):
+        try:
+            ran = await run([tool, *options], limit=WITHIN)
+        except NotStarted as error:
+            return Imex(state=f"cannot be asked: {error}", channels=channels)
+        if ran.cut_short:
+            return Imex(state=f"cannot be asked: no answer within {WITHIN:.0f} s", channels=channels)
+        if (found := parse(ran.stdout, own, channels)) is not None:
+            return found
+        words = (line.strip() for line in (ran.stderr + "\n" + ran.stdout).splitlines())
+        said = next(filter(None, words), said)
     return Imex(state=f"cannot be asked: {said or 'the daemon is not running'}"[:300], channels=channels)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,6 +20,7 @@ import trio
 
 from llmgw.cell import Cell
 from llmgw.node import files
+from llmgw.node.run import NotStarted, run
 from llmgw.node.view import View
 from llmgw.rdma.devinfo import active_mtus
 from llmgw.rdma.roles import assigned, nearest
@@ -276,14 +276,9 @@ class Ports:
 async def mtus(tool: str) -> dict[tuple[str, int], int]:
     """(device, port) -> MTU in bytes, as the verbs know it; empty when the tool fails or hangs."""
     try:
-        with trio.move_on_after(DEVINFO_WITHIN):
-            done = await trio.run_process(
-                [tool], capture_stdout=True, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, check=False
-            )
-            return active_mtus(done.stdout.decode(errors="replace"))
-    except OSError:
+        return active_mtus((await run([tool], limit=DEVINFO_WITHIN)).stdout)
+    except NotStarted:
         return {}
-    return {}
 
 
 def _look(reading: _Reading, whole: bool) -> None:
