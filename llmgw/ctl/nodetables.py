@@ -98,7 +98,7 @@ _SHARDS = (
     Column("CPU", right=True, extra=6),
     Column("MEMORY", right=True, extra=6),
     Column("RESTARTS", right=True, extra=3),
-    Column("LAST FAILURE", extra=3),
+    Column("LAST FAILURE", extra=3, prose=True),
 )
 
 
@@ -229,11 +229,17 @@ def _fabric(reply: NodeReply) -> RenderableType:
         pairs.append((f"SM at {managers.device}/{managers.number}", said))
     if reply.imex is not None:
         apart = f"not reached: {', '.join(reply.imex.disconnected)}" if reply.imex.disconnected else ""
-        pairs.append(("IMEX", words(reply.imex.state, f"{len(reply.imex.nodes)} nodes,", apart)))
+        pairs.append(("IMEX", ", ".join(filter(None, (reply.imex.state, f"{len(reply.imex.nodes)} nodes", apart)))))
     return fields(pairs)
 
 
-_FINDINGS = (Column("OUTCOME"), Column("CHECK"), Column("SUBJECT", extra=1), Column("FOUND"), Column("TO DO"))
+_FINDINGS = (
+    Column("OUTCOME"),
+    Column("CHECK"),
+    Column("SUBJECT", extra=1),
+    Column("FOUND", prose=True),
+    Column("TO DO", prose=True),
+)
 
 
 def findings(reply: DoctorView, width: int) -> RenderableType:

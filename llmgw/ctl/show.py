@@ -15,6 +15,8 @@ from rich.text import Text
 
 from llmgw.units import format_duration
 
+#: As wide as prose needs to be to be read in several lines.
+_PROSE = 28
 #: How wide a line may become where nobody folds it: in a pipe or a file.
 _ENDLESS = 100_000
 _STYLES = {
@@ -32,11 +34,15 @@ Cell = str | Text
 
 @attrs.frozen
 class Column:
-    """A column. Those with an `extra` number go, the highest first, when a terminal is too narrow for all."""
+    """A column. Those with an `extra` number go, the highest first, when a terminal is too narrow for all.
+
+    Sentences (`prose`) may take several lines and so never drive others out.
+    """
 
     title: str
     right: bool = False
     extra: int = 0
+    prose: bool = False
 
 
 def console(*, error: bool = False) -> Console:
@@ -67,6 +73,7 @@ def _fitting(heads: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
     # A column in which nothing stands says nothing.
     kept = [at for at, head in enumerate(heads) if not head.extra or any(str(row[at]) for row in rows)]
     widths = [max(cell_len(heads[at].title), *(_longest(row[at]) for row in rows)) for at in range(len(heads))]
+    widths = [min(wide, _PROSE) if head.prose else wide for wide, head in zip(widths, heads, strict=True)]
     for at in sorted((at for at in kept if heads[at].extra), key=lambda at: -heads[at].extra):
         if sum(widths[at] + 2 for at in kept) <= width:
             break

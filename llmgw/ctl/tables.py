@@ -100,7 +100,7 @@ def _node(node: NodeRow) -> tuple[Cell, ...]:
         f"{node.shards_ready}/{node.shards}",
         percent(node.cpu_percent),
         of(size(used), size(node.memory_bytes)),
-        of(size(node.gpu_memory_used_bytes), f"{node.gpus}x" if node.gpus else "") if node.gpus else "",
+        _gpus(node),
         f"{node.ports_active}/{node.ports}" if node.ports else "",
         counted(node.problems),
         engines(node.engines),
@@ -108,6 +108,11 @@ def _node(node: NodeRow) -> tuple[Cell, ...]:
         node.version,
         ",".join(f"{key}={value}" for key, value in node.labels.items()),
     )
+
+
+def _gpus(node: NodeRow) -> str:
+    memory = of(size(node.gpu_memory_used_bytes), size(node.gpu_memory_bytes))
+    return f"{node.gpus} ({memory})" if node.gpus and memory else str(node.gpus or "")
 
 
 def stage(node: NodeRow) -> Text:
@@ -133,7 +138,7 @@ _MODELS = (
     Column("NODES EACH", right=True, extra=5),
     Column("GPUS EACH", right=True, extra=4),
     Column("SOURCE", extra=6),
-    Column("WHY NOT ALL", extra=2),
+    Column("WHY NOT ALL", extra=2, prose=True),
 )
 
 
@@ -166,7 +171,7 @@ _REPLICAS = (
     Column("MEMORY", right=True, extra=6),
     Column("IN FLIGHT", right=True, extra=4),
     Column("MODEL", extra=8),
-    Column("LAST FAILURE", extra=2),
+    Column("LAST FAILURE", extra=2, prose=True),
 )
 
 
@@ -208,7 +213,7 @@ _REASONS = (
     Column("HAS"),
     Column("NEEDED"),
     Column("SEEN", right=True, extra=1),
-    Column("IN WORDS", extra=2),
+    Column("IN WORDS", extra=2, prose=True),
 )
 
 
@@ -241,11 +246,11 @@ def why(answer: Answer, width: int) -> RenderableType:
 _PROBLEMS = (
     Column("GRADE"),
     Column("NODE"),
-    Column("SUBJECT"),
+    Column("SUBJECT", prose=True),
     Column("CODE"),
     Column("FOR", right=True),
-    Column("PROBLEM"),
-    Column("REMEDY", extra=1),
+    Column("PROBLEM", prose=True),
+    Column("REMEDY", extra=1, prose=True),
 )
 
 

@@ -111,7 +111,7 @@ function show(all) {
   byId("problems-section").hidden = !all.problems.length;
   table("problems", all.problems, p => [p.node, p.subject, p.code].join(" "), p => [
     [mark(p.grade), p.acknowledged_for != null ? mark("acknowledged") : ""], p.node, p.subject, { n: span(p.age) },
-    p.remedy ? `${p.text} — ${p.remedy}` : p.text,
+    [p.text, p.remedy].filter(Boolean).join(" — "),
   ], "");
   table("nodes", all.nodes, n => n.id, n => [
     n.id,

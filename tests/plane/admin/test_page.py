@@ -1,0 +1,153 @@
+"""The admin page: its door over plain HTTP calls, and itself in a real browser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from llmgw.plane.admin.auth import COOKIE
+from tests.plane.admin.browser import Page, browser
+from tests.plane.admin.rig import Rig, served
+from tests.plane.admin.sample import EVIL, evil_world
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with served(tmp_path / "plane", evil_world()) as made:
+        yield made
+
+
+async def test_a_stranger_is_sent_to_the_door(rig: Rig) -> None:
+    async with rig.client(token=False) as http:
+        response = await http.get("/")
+        assert (response.status_code, response.headers["Location"]) == (303, "/login")
+        door = await http.get("/login")
+    assert "Administrator&#39;s token" in door.text or "Administrator's token" in door.text
+
+
+async def test_a_wrong_token_is_told_so_and_opens_nothing(rig: Rig) -> None:
+    async with rig.client(token=False) as http:
+        response = await http.post("/login", data={"token": "wrong"})
+    assert response.status_code == 401
+    assert "not an administrator" in response.text
+    assert "Set-Cookie" not in response.headers
+
+
+async def test_a_token_opens_a_session_that_may_only_read(rig: Rig) -> None:
+    async with rig.client(token=False) as http:
+        response = await http.post("/login", data={"token": rig.token})
+        assert response.status_code == 303
+        cookie = response.headers["Set-Cookie"]
+        for word in (COOKIE, "HttpOnly", "Secure", "SameSite=Strict", "Path=/"):
+            assert word in cookie
+        assert rig.token not in cookie
+        assert (await http.get("/")).status_code == 200
+        assert (await http.get("/api/v1/overview")).status_code == 200
+        refused = await http.post("/api/v1/nodes/node-a/cordon")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "refused")
+        assert (await http.post("/logout")).status_code == 303
+        assert (await http.get("/api/v1/overview")).status_code == 401
+
+
+async def test_a_session_ends_with_the_token_that_opened_it(rig: Rig) -> None:
+    async with rig.client(token=False) as http:
+        await http.post("/login", data={"token": rig.token})
+        assert (await http.get("/api/v1/overview")).status_code == 200
+        (rig.directory / "admin.token").write_text("lga-another-token-of-some-length\n")
+        assert (await http.get("/api/v1/overview")).status_code == 401
+
+
+async def test_a_form_of_another_site_is_refused(rig: Rig) -> None:
+    async with rig.client(token=False) as http:
+        response = await http.post("/login", data={"token": rig.token}, headers={"Sec-Fetch-Site": "cross-site"})
+    assert response.status_code == 403
+
+
+async def test_a_certificate_needs_no_token(rig: Rig) -> None:
+    async with rig.client(token=False, identity=rig.admin_identity) as http:
+        assert (await http.get("/")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/login", "/", "/static/page.js", "/static/page.css", "/api/v1/status", "/nothing"])
+async def test_nothing_from_elsewhere_may_run_or_frame_us(rig: Rig, path: str) -> None:
+    async with rig.client() as http:
+        response = await http.get(path)
+    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py"])
+async def test_static_files_are_the_pages_own_only(rig: Rig, path: str) -> None:
+    async with rig.client() as http:
+        assert (await http.get(path)).status_code == 404
+
+
+async def signed_in(page: Page, rig: Rig) -> None:
+    await page.open(rig.url)
+    await page.until("document.querySelector('#token') !== null")
+    await page.evaluate(
+        f"document.querySelector('#token').value = {rig.token!r}; document.querySelector('form').requestSubmit()"
+    )
+    await page.until("document.querySelector('#live')?.dataset.state === 'live'")
+
+
+@pytest.mark.slow
+async def test_the_page_in_a_browser_shows_the_fleet_live_and_honestly(tmp_path: Path) -> None:
+    async with browser() as page:
+        async with served(tmp_path / "plane", evil_world()) as rig:
+            await signed_in(page, rig)
+            nodes = await page.evaluate("document.querySelector('#nodes').innerText")
+            replicas = await page.evaluate("document.querySelector('#replicas').innerText")
+            assert "gpu-01" in nodes
+            assert "node-a" in nodes
+            assert "lost" in nodes
+            assert "tiny-0" in replicas
+            assert "20001" in replicas
+            assert "killed by SIGKILL" in replicas
+            # Text of a node stays text.
+            assert EVIL in await page.evaluate("document.querySelector('#problems').innerText")
+            assert await page.evaluate("document.querySelectorAll('main img').length") == 0
+            if directory := os.environ.get("LLMGW_PICTURES"):
+                await page.picture(Path(directory) / "page.png")
+                await page.call(
+                    "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+                )
+                await page.picture(Path(directory) / "page-dark.png")
+            # What happens now is on the page without anybody asking.
+            rig.fleet.events.add("node-lost", "node:node-b", "node-b is lost", clock=1.0)
+            await page.until("document.querySelector('#events').innerText.includes('node-b is lost')")
+            assert page.complaints == []
+        # The plane is gone: the page says so, and keeps what it knew.
+        said = await page.until(
+            "document.querySelector('#live').dataset.state === 'gone' && document.querySelector('#live').innerText"
+        )
+        assert "plane not answering since" in said
+        assert "what you see is of" in said
+        assert "gpu-01" in await page.evaluate("document.querySelector('#nodes').innerText")
+
+
+async def test_a_browser_without_the_token_sees_only_the_door(rig: Rig) -> None:
+    async with browser() as page:
+        await page.open(rig.url)
+        await page.until("document.querySelector('#token') !== null")
+        await page.evaluate(
+            "document.querySelector('#token').value = 'wrong'; document.querySelector('form').requestSubmit()"
+        )
+        assert "not an administrator" in await page.until("document.querySelector('#problem')?.innerText")
+        assert await page.evaluate("fetch('/api/v1/overview').then(answer => answer.status)") == 401
+
+
+def test_the_page_keeps_to_the_trio_of_files_it_is_made_of() -> None:
+    import llmgw.plane.admin
+
+    home = Path(llmgw.plane.admin.__file__).parent
+    text = "".join(path.read_text() for path in [*home.glob("pages/*"), *home.glob("static/*")])
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "innerHTML" not in text
