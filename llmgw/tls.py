@@ -23,7 +23,8 @@ log = structlog.get_logger("llmgw.tls")
 LAST_WORDS_WITHIN = 1.0
 LAST_WORDS_BYTES = 64 << 10
 
-_Stream = trio.SSLStream[trio.SocketStream] | trio.SSLStream[trio.abc.Stream] | TlsStream
+_TrioStream = trio.SSLStream[trio.SocketStream] | trio.SSLStream[trio.abc.Stream]
+_Stream = _TrioStream | TlsStream
 
 
 def client_context(ca: Path, identity: Path | None = None) -> ssl.SSLContext:
@@ -90,7 +91,7 @@ class ServerTls:
         return self._context
 
 
-async def handshake(stream: _Stream) -> None:
+async def handshake(stream: _TrioStream) -> None:
     """Do the handshake of a server, and let a client that is refused know why. Raises trio.BrokenResourceError.
 
     trio ends a failed handshake without sending the alert that OpenSSL has ready, so that an agent with, say, an
