@@ -61,7 +61,7 @@ def find_target(
     for place in places:
         # A credential belongs together: the token of one place is not mixed with the certificate of another.
         if place.token is not None:
-            return Target(_address(url), ca, place.token.strip())
+            return Target(_address(url), ca, _plain(place.token))
         if place.token_file is not None:
             return Target(_address(url), ca, _token(place.token_file))
         if place.cert is not None:
@@ -151,8 +151,16 @@ def _token(path: Path) -> str:
         raise BadInput(f"{path} holds no token") from None
     for line in lines:
         if words := line.partition("#")[0].split():
-            return words[-1]
+            return _plain(words[-1])
     raise BadInput(f"{path} is empty where a token is due")
+
+
+def _plain(token: str) -> str:
+    """A token that can stand in a header. What it is is not repeated: it may be a secret with a slip in it."""
+    bare = token.strip()
+    if not bare.isascii() or not bare.isprintable() or " " in bare or not bare:
+        raise BadInput("what is given as a token is no token", remedy="it is one word of letters and digits")
+    return bare
 
 
 def _address(url: str) -> str:
