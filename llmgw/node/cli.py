@@ -84,11 +84,11 @@ def run(config: Path | None, directory: Path | None) -> None:
     import trio
 
     from llmgw import log
-    from llmgw.node import main
+    from llmgw.node.main import run as run_agent
     from llmgw.node.settings import find, load
 
     settings = load(find(config, directory), directory=directory)
     log.set_up(settings.log)
     if settings.insecure:
         log.shout("INSECURE MODE: no certificates; whoever reaches this machine's loopback steers this node")
-    trio.run(main.run, settings)
+    trio.run(run_agent, settings)
