@@ -18,7 +18,7 @@ import trio
 import trio_websocket as ws
 
 from llmgw.backoff import Backoff
-from llmgw.errors import BadInput
+from llmgw.errors import BadInput, LlmgwError
 from llmgw.tls import explain
 from llmgw.wire.control import Goodbye
 from llmgw.wire.stream import Frames, WebSocketFrames
@@ -211,7 +211,7 @@ async def _try(to: Address, context: Callable[[], ssl.SSLContext | None], carry:
             return await carry(frames)
     except CannotDial as error:
         return Goodbye(code="unreachable", reason=str(error))
-    except (OSError, ssl.SSLError) as error:
+    except (OSError, ssl.SSLError, LlmgwError) as error:
         return Goodbye(code="unreachable", reason=f"this node's certificate cannot be used: {error}")
 
 
