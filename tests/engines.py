@@ -1,4 +1,6 @@
-"""Shared by tests of engines: a tiny model, a stand-in engine that does as its environment says, an agent to supervise them."""
+"""Shared by tests of engines: a tiny model, a stand-in engine that does as its environment says, an agent to
+supervise them.
+"""
 
 from __future__ import annotations
 

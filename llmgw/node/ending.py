@@ -1,7 +1,7 @@
 """Ending an engine so that nothing of it is left: no process, no worker that moved away, no memory on a GPU (C6).
 
-An engine is a tree of processes, and its first process is often the first to die. A worker that lost its parent keeps the
-GPU's memory while the port is free again (EN01, EN03), so "stopped" is said only after looking.
+An engine is a tree of processes, and its first process is often the first to die. A worker that lost its parent
+keeps the GPU's memory while the port is free again (EN01, EN03), so "stopped" is said only after looking.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def belonging(record: Record) -> dict[int, Seen]:
 
 
 async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[int | None, int | None]:
-    """End every process of a run; returns when none is left, with the first one's (exit code, signal) if it was our child.
+    """End every process of a run, and return when none is left: the first one's (exit code, signal), if it was our child.
 
-    SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went. What even
-    that does not end (a process inside the kernel, waiting for a device) is told to `stubborn` and waited for, for ever.
+    SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went.
+    What even that does not end (a process inside the kernel, waiting for a device) is told to `stubborn` and waited
+    for, for ever.
     """
     members = await trio.to_thread.run_sync(belonging, record)
-    if grace > 0 and any(seen.group == record.pid for seen in members.values()):
+    if grace > 0 and record.pid and any(seen.group == record.pid for seen in members.values()):
         with suppress(ProcessLookupError):
             os.killpg(record.pid, signal.SIGTERM)
         with trio.move_on_after(grace):
@@ -55,7 +56,7 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
     pause = 1.0
     while members := await trio.to_thread.run_sync(belonging, record):
         for seen in members.values():
-            _kill(seen)
+            kill(seen)
         with trio.move_on_after(pause) as waiting:
             await _ended(members)
         if waiting.cancelled_caught:
@@ -95,7 +96,8 @@ async def gpus_returned(record: Record, pids: frozenset[int], holders: GpuHolder
         pause = min(pause * 2, 5.0)
 
 
-def _kill(seen: Seen) -> None:
+def kill(seen: Seen) -> None:
+    """SIGKILL to exactly this process; nothing when it is gone."""
     try:
         with Handle(seen.pid) as handle:
             now = processes.look(seen.pid)

@@ -1,7 +1,8 @@
 """Asking an engine how it is, over its own HTTP, and what the answers mean.
 
-Asking and judging are apart: `ask` returns one of a few words, `judge` is pure and decides over time. Refused is one thing,
-slow is another: an engine under load may take long for everything, and restarting it for that loses all its work (EN10).
+Asking and judging are apart: `ask` returns one of a few words, `judge` is pure and decides over time. Refused is
+one thing, slow is another: an engine under load may take long for everything, and restarting it for that loses all
+its work (EN10).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Starting an engine so that it can never run without its record.
 
-The new process first waits at a gate (a pipe on its standard input) before it becomes the engine. Its id and start time
-are written to the disk while it waits; only then the gate opens. An agent that dies in between closes the pipe by dying,
-and the process leaves without having become anything. So there is no moment in which an engine runs and no record names it.
+The new process first waits at a gate (a pipe on its standard input) before it becomes the engine. Its id and start
+time are written to the disk while it waits; only then the gate opens. An agent that dies in between closes the pipe
+by dying, and the process leaves without having become anything. So there is no moment in which an engine runs and
+no record names it.
 """
 
 from __future__ import annotations

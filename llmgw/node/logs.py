@@ -95,9 +95,10 @@ class Logs:
     def trim(self) -> None:
         """Give back the disk space between the head and the newest output of every log that is too large.
 
-        A hole is punched into the file: places of what is kept do not move, so the engine that appends and a reader with
-        a cursor notice nothing, and not a byte of the kept parts can be lost. Where a file system cannot do that, the
-        newest output is written again into an emptied file, and what comes in that moment stands before it.
+        A hole is punched into the file: places of what is kept do not move, so the engine that appends and a reader
+        with a cursor notice nothing, and not a byte of the kept parts can be lost. Where a file system cannot do
+        that, the newest output is written again into an emptied file, and what comes in that moment stands before
+        it.
         """
         for folder in self._folders():
             for run in self._runs(folder):

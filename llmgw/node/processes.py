@@ -226,7 +226,8 @@ def sockets(pid: int) -> frozenset[int] | None:
 class Handle:
     """A hold on one process that cannot slip to another with the same number (a pidfd).
 
-    Started and adopted processes are the same here. Only a child's status can be had; opening, waiting and signalling work for all.
+    Started and adopted processes are the same here. Only a child's status can be had; opening, waiting and
+    signalling work for all.
     """
 
     def __init__(self, pid: int) -> None:

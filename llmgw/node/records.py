@@ -1,7 +1,7 @@
 """What a node writes down of each shard, so that a later agent knows the engine again (C2).
 
-One file for each shard, written beside and renamed, flushed to the disk with its folder. A file that cannot be read is set
-aside and reported; it never keeps the agent from starting.
+One file for each shard, written beside and renamed, flushed to the disk with its folder. A file that cannot be read
+is set aside and reported; it never keeps the agent from starting.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ async def test_a_process_that_ignores_sigterm_and_a_child_that_left_its_session_
     async with running(shards(tmp_path)) as told:
         told.shards.start(order(engine="python", env={"PROGRAM": IGNORING}, grace=0.5))
         ready = await told.until(READY)
-        record = told.shards._lives[SHARD].record
+        record = told.shards._book.lives[SHARD].record
         assert record is not None
         with trio.fail_after(10):
             while len(ending.belonging(record)) < 2:

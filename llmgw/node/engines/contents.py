@@ -1,7 +1,8 @@
 """What a model's files say of themselves: whether they are all there, and what shape the model has.
 
-Only headers are read, so a model of hundreds of gigabytes takes milliseconds. An engine finds a missing part or a cut-off
-download only after it has loaded for minutes; this finds it before. Reading may block on a slow disk: call it in a thread.
+Only headers are read, so a model of hundreds of gigabytes takes milliseconds. An engine finds a missing part or a
+cut-off download only after it has loaded for minutes; this finds it before. Reading may block on a slow disk: call
+it in a thread.
 """
 
 from __future__ import annotations

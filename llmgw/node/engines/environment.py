@@ -1,8 +1,9 @@
 """The environment an engine runs in: nothing of the agent's that could change what the engine does.
 
-Every option of llama-server has an environment twin (LLAMA_ARG_*), vLLM and SGLang read dozens of variables, and a proxy
-meant for downloads would catch the engine's calls to its own peers. What a profile's `env` sets is meant, so it stays.
-NCCL_*, GLOO_* and UCX_* stay too: they name a node's interfaces, which differ by node and so belong to the agent's unit.
+Every option of llama-server has an environment twin (LLAMA_ARG_*), vLLM and SGLang read dozens of variables, and a
+proxy meant for downloads would catch the engine's calls to its own peers. What a profile's `env` sets is meant, so
+it stays. NCCL_*, GLOO_* and UCX_* stay too: they name a node's interfaces, which differ by node and so belong to
+the agent's unit.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def visible_gpus(gpus: Iterable[str]) -> dict[str, str]:
-    """Only the chosen GPUs, by uuid: numbers mean different cards to different programs. MIG uuids are strings as well."""
+    """Only the chosen GPUs, by uuid: numbers mean different cards to different programs.
+
+    MIG uuids are strings as well.
+    """
     chosen = ",".join(gpus)
     if chosen:
         return {"CUDA_VISIBLE_DEVICES": chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

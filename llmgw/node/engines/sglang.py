@@ -1,7 +1,8 @@
 """SGLang: safetensors models on GPUs of one node or several.
 
-Facts of 0.5: the port opens once the schedulers are ready, and /health generates a token, which may take 20 s under load.
-A follower answers 200 whatever happens, so only rank 0 is asked. After any exception it SIGKILLs its own tree.
+Facts of 0.5: the port opens once the schedulers are ready, and /health generates a token, which may take 20 s under
+load. A follower answers 200 whatever happens, so only rank 0 is asked. After any exception it SIGKILLs its own
+tree.
 """
 
 from __future__ import annotations

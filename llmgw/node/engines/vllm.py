@@ -1,7 +1,7 @@
 """vLLM: safetensors models on GPUs of one node or several (without Ray), or on a CPU with its CPU build.
 
-Facts of 0.32: the port is bound early but accepts only once the engine is ready, so "refused" is loading and there is no
-503 before; afterwards 503 on /health means that the engine core is dead while the API server still answers.
+Facts of 0.32: the port is bound early but accepts only once the engine is ready, so "refused" is loading and there
+is no 503 before; afterwards 503 on /health means that the engine core is dead while the API server still answers.
 """
 
 from __future__ import annotations
