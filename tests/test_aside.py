@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import trio
+
+from llmgw.aside import aside, here
+from llmgw.errors import Failed
+from llmgw.node.mapping import Mapped, confirmed, mapped
+from llmgw.rdma import fabric
+from llmgw.rdma.fabric import Map
+
+pytestmark = pytest.mark.real
+
+
+def named(module: str, name: str) -> Callable[..., bytes]:
+    """What `aside` needs of a function: where it is found."""
+
+    def stand_in(*args: bytes) -> bytes:
+        raise AssertionError(f"called here with {args!r}")
+
+    stand_in.__module__, stand_in.__qualname__ = module, name
+    return stand_in
+
+
+async def test_the_answer_comes_from_another_process_and_is_the_same_as_here() -> None:
+    missing = msgspec.msgpack.encode({"tool": "ibnetdiscover", "exit": None, "out": "/dev/null", "err": "/dev/null"})
+    there = await aside(mapped, missing, b"")
+    assert there == await here(mapped, missing, b"")
+    assert msgspec.msgpack.decode(there, type=Mapped).code == "not-installed"
+
+
+async def test_an_exception_over_there_is_told_with_its_last_words() -> None:
+    with pytest.raises(Failed, match=r"mapped in a process of its own ended with exit status 1: .*MessagePack"):
+        await aside(mapped, b"\xc1", b"")
+
+
+async def test_only_functions_of_llmgw_are_called() -> None:
+    with pytest.raises(Failed, match="os is not a part of llmgw"):
+        await aside(named("os", "getpid"))
+
+
+async def test_cancelling_ends_the_process_at_once() -> None:
+    began = time.monotonic()
+    with trio.move_on_after(0.5):
+        # There is no end to /dev/zero.
+        await aside(
+            mapped, msgspec.msgpack.encode({"tool": "x", "exit": 0, "out": "/dev/zero", "err": "/dev/zero"}), b""
+        )
+    assert time.monotonic() - began < 20
+
+
+async def test_the_loop_goes_on_while_a_large_map_is_worked_on() -> None:
+    packed = fabric.pack(Map(nodes=tuple(fabric.Node(guid, "host", 1) for guid in range(1, 20000))))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await trio.sleep(0.005)
+            ticks += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tick)
+        answer = await aside(confirmed, packed, msgspec.msgpack.encode([]))
+        nursery.cancel_scope.cancel()
+    assert ticks > 5
+    assert len(fabric.unpack(answer).nodes) == 19999
