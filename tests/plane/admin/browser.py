@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ class Page:
 
     async def picture(self, path: Path) -> None:
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        await trio.Path(path).write_bytes(base64.b64decode(shot["data"]))
 
 
 @asynccontextmanager
@@ -111,17 +112,16 @@ async def browser() -> AsyncIterator[Page]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         async with trio.open_nursery() as nursery:
-            process: trio.Process = await nursery.start(
-                lambda task_status: trio.run_process(
-                    command,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    check=False,
-                    task_status=task_status,
-                    deliver_cancel=_kill,
-                )
+            start = partial(
+                trio.run_process,
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+                deliver_cancel=_kill,
             )
-            address = await _address(Path(profile) / "DevToolsActivePort", process)
+            process: trio.Process = await nursery.start(start)
+            address = await _address(trio.Path(profile) / "DevToolsActivePort", process)
             async with ws.open_websocket_url(address, max_message_size=64 << 20) as connection:
                 page = Page(connection)
                 nursery.start_soon(page.read)
@@ -139,13 +139,13 @@ async def _kill(process: trio.Process) -> None:
     process.kill()
 
 
-async def _address(file: Path, process: trio.Process) -> str:
+async def _address(file: trio.Path, process: trio.Process) -> str:
     """The tab's DevTools address, once the browser has written down its port."""
     with trio.fail_after(60):
-        while not file.exists() or file.read_text().count("\n") < 1:
+        while not await file.exists() or "\n" not in await file.read_text():
             assert process.returncode is None, "Chromium ended at once"
             await trio.sleep(0.05)
-        port = file.read_text().split()[0]
+        port = (await file.read_text()).split()[0]
         while True:
             async with await trio.open_tcp_stream("127.0.0.1", int(port)) as stream:
                 await stream.send_all(f"GET /json/list HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
