@@ -1,0 +1,26 @@
+"""The node's problems as one list (B3): every rule applied to what was seen, joined with what was known."""
+
+from __future__ import annotations
+
+from llmgw.node.problems import gpus, host, ports
+from llmgw.node.problems.memory import Facts, Memory, Verdict, settled, told
+
+
+def problems(facts: Facts, previous: Memory, now: float) -> Verdict:
+    """What is wrong, and what to remember. `now` is the monotonic clock; another boot's memory counts for nothing."""
+    if previous.boot != facts.host.boot_id:
+        previous = Memory(boot=facts.host.boot_id)
+    port_past = ports.remembered(facts, previous.ports, now) if facts.ports.at is not None else previous.ports
+    symptoms = [
+        *gpus.driver(facts),
+        *gpus.gpus(facts, previous.gpus, now),
+        *gpus.xids(facts, now),
+        *gpus.kernel(facts, now),
+        *gpus.imex(facts),
+        *ports.ports(facts, port_past, now),
+        *ports.kernel(facts, now),
+        *host.host(facts, now),
+    ]
+    held = settled(previous.held, symptoms, now)
+    memory = Memory(boot=previous.boot, held=held, ports=port_past, gpus=gpus.remembered(facts, previous.gpus, now))
+    return Verdict(told(held), memory)
