@@ -72,19 +72,29 @@ async def send(stream: trio.abc.SendStream, frame: News | Report) -> None:
     await stream.send_all(len(data).to_bytes(4, "big") + data)
 
 
-async def receive(stream: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
-    """The frames until the other side closes. Raises trio.BrokenResourceError for what is no frame."""
-    buffer = bytearray()
-    while True:
-        while len(buffer) >= 4 and len(buffer) >= 4 + (length := int.from_bytes(buffer[:4], "big")):
-            yield bytes(buffer[4 : 4 + length])
-            del buffer[: 4 + length]
-        if len(buffer) >= 4 and int.from_bytes(buffer[:4], "big") > _MOST_BYTES:
-            raise trio.BrokenResourceError("a frame of the routes' feed is too large")
-        data = await stream.receive_some(64 << 10)
-        if not data:
-            return
-        buffer += data
+class Frames:
+    """The frames that come over a stream."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def next(self) -> bytes | None:
+        """The next one, None at the end. Raises trio.BrokenResourceError for what is no frame."""
+        buffer = self._buffer
+        while True:
+            if len(buffer) >= 4:
+                length = int.from_bytes(buffer[:4], "big")
+                if length > _MOST_BYTES:
+                    raise trio.BrokenResourceError("a frame of the routes' feed is too large")
+                if len(buffer) >= 4 + length:
+                    frame = bytes(buffer[4 : 4 + length])
+                    del buffer[: 4 + length]
+                    return frame
+            data = await self._stream.receive_some(64 << 10)
+            if not data:
+                return None
+            buffer += data
 
 
 @contextmanager
@@ -179,7 +189,8 @@ async def serve_routes(
         try:
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(_tell, stream, routes)
-                async for frame in receive(stream):
+                frames = Frames(stream)
+                while (frame := await frames.next()) is not None:
                     report = _report.decode(frame)
                     in_flight.report(gateway, report.seen, report.in_flight)
                 nursery.cancel_scope.cancel()
@@ -260,7 +271,8 @@ async def _follow(stream: trio.SocketStream, routes: Cell[Routes], in_flight: In
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_reports, stream, seen, in_flight)
-            async for frame in receive(stream):
+            frames = Frames(stream)
+            while (frame := await frames.next()) is not None:
                 news = _news.decode(frame)
                 fresh = settled(routes.value, news.routes)
                 if fresh != routes.value:

@@ -62,7 +62,7 @@ class Gateway:
         self._turn = 0
         self._probing: set[str] = set()
         self._nursery: trio.Nursery | None = None
-        self._run_id = os.urandom(5).hex()
+        self._run_id = os.urandom(5).hex().encode()
         self._requests = 0
 
     def counts(self) -> Metrics:
@@ -74,7 +74,7 @@ class Gateway:
     def new_id(self) -> bytes:
         """A request id that no other gateway process gives."""
         self._requests += 1
-        return b"%b-%x" % (self._run_id.encode(), self._requests)
+        return b"%b-%x" % (self._run_id, self._requests)
 
     # --- which replica
 

@@ -81,10 +81,11 @@ class Metrics(Struct):
 
 
 class _Page(Collector):
-    """Several processes' counts as metric families. The label `worker` is there where there are several."""
+    """Several processes' counts as metric families. The label `worker` is there where there may be several."""
 
     def __init__(self, all_metrics: Iterable[Metrics]) -> None:
         self._all = tuple(all_metrics)
+        self._labelled = any(metrics.worker for metrics in self._all)
 
     def _counter(self, name: str, help_: str, labels: tuple[str, ...], pick: str) -> Metric:
         family = CounterMetricFamily(name, help_, labels=(*labels, *self._extra))
@@ -117,10 +118,10 @@ class _Page(Collector):
 
     @property
     def _extra(self) -> tuple[str, ...]:
-        return ("worker",) if len(self._all) > 1 else ()
+        return ("worker",) if self._labelled else ()
 
     def _worker(self, metrics: Metrics) -> tuple[str, ...]:
-        return (metrics.worker,) if len(self._all) > 1 else ()
+        return (metrics.worker,) if self._labelled else ()
 
     def collect(self) -> Iterator[Metric]:
         yield self._counter(

@@ -23,8 +23,10 @@ from llmgw.backoff import Backoff
 from llmgw.config import LogSettings
 from llmgw.errors import Conflict, LlmgwError
 from llmgw.files import make_directory
+from llmgw.plane.gateway.route import StaticEndpoint
 from llmgw.plane.gateway.settings import GatewaySettings
 from llmgw.plane.gateway.worker import Orders
+from llmgw.plane.settings import PlaneSettings
 
 log = structlog.get_logger()
 
@@ -34,18 +36,36 @@ _GRACE = 5.0
 _STABLE = 5.0
 
 
+async def run(settings: PlaneSettings, workers: int = 1) -> None:
+    """`llmgw-plane gateway`: gateway processes beside a plane, by the same plane.toml."""
+    endpoints = [
+        StaticEndpoint(entry.model, entry.url, api_key=entry.api_key, upstream_model=entry.upstream_model)
+        for entry in settings.endpoints
+    ]
+    await run_gateway(
+        settings.gateway,
+        listen=[(settings.gateway_listen.host, settings.gateway_listen.port)],
+        directory=settings.directory,
+        workers=workers,
+        endpoints=endpoints,
+        logging=settings.log,
+    )
+
+
 async def run_gateway(
     settings: GatewaySettings,
     *,
     listen: Sequence[tuple[str, int]],
     directory: Path,
     workers: int = 1,
+    endpoints: Sequence[StaticEndpoint] = (),
     logging: LogSettings | None = None,
     task_status: trio.TaskStatus[tuple[tuple[str, int], ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `workers` gateway processes on the same port until SIGTERM or SIGINT, then let their streams finish.
 
-    `directory` is the plane's state directory, where the routes come from. Started with the addresses listened on.
+    `directory` is the plane's state directory, where the routes come from; `endpoints` are served until it has told
+    any, so that a run with nothing else needs no plane. Started with the addresses listened on.
     Raises Conflict when a port is taken.
     """
     make_directory(directory / "gateway")
@@ -56,7 +76,11 @@ async def run_gateway(
         async with trio.open_nursery() as nursery:
             for number, own in enumerate(sockets):
                 orders = Orders(
-                    name=str(number), directory=str(directory), settings=settings, logging=logging or LogSettings()
+                    name=str(number),
+                    directory=str(directory),
+                    settings=settings,
+                    endpoints=tuple(endpoints),
+                    logging=logging or LogSettings(),
                 )
                 nursery.start_soon(_keep, orders, own, places, stop)
             task_status.started(tuple(address[:2] for _, address in places))
@@ -139,12 +163,12 @@ async def _keep(orders: Orders, sockets: list[socket.socket], places: list[Place
         held = trio.current_time() - began
         attempt = backoff.after(attempt, held)
         log.error("a gateway worker died", worker=orders.name, code=code, held=round(held, 1))
-        if attempt:
-            # It dies of its start. Clients must not wait in its socket for a worker that does not come.
+        if attempt > 1:
+            # It dies again and again. Clients must not wait in its socket for a worker that does not come.
             for sock in sockets:
                 sock.close()
             sockets.clear()
-            with trio.move_on_after(backoff.delay(attempt, random.random())):
+            with trio.move_on_after(backoff.delay(attempt - 2, random.random())):
                 await stop.wait()
 
 
@@ -167,13 +191,15 @@ async def _worker(orders: Orders, sockets: list[socket.socket], stop: trio.Event
             nursery.cancel_scope.cancel()
         return code
     finally:
-        await process.stdin.aclose()  # the end of its orders: it stops by itself
-        if process.returncode is None:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _GRACE):
+        with trio.CancelScope(shield=True):
+            await process.stdin.aclose()  # the end of its orders: it stops by itself
+            if process.returncode is None:
                 process.terminate()
-                await process.wait()
+                with trio.move_on_after(_GRACE):
+                    await process.wait()
             if process.returncode is None:
                 process.kill()
+                await process.wait()
 
 
 async def _until_stop(process: trio.Process, stop: trio.Event, within: float) -> None:

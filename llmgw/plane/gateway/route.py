@@ -77,9 +77,7 @@ def _usable_url(_endpoint: object, _attribute: object, url: str) -> None:
     if not usable or any(not "!" <= letter <= "~" for letter in url):
         raise ValueError(f"{url!r} is not an address like http://host:port or https://host/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError(
-            f"{parts.scheme}://{parts.hostname} with a user, a query or a fragment; a key goes into api_key"
-        )
+        raise ValueError("an address with a user, a query or a fragment in it; a key goes into api_key")
 
 
 def _plain(_endpoint: object, _attribute: object, value: str) -> None:

@@ -6,7 +6,9 @@ parent is gone, and is a request to stop like SIGTERM.
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -25,7 +27,8 @@ from llmgw.plane.gateway import feed
 from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.metrics import Metrics
-from llmgw.plane.gateway.route import Routes
+from llmgw.plane.gateway.publish import first_routes
+from llmgw.plane.gateway.route import Routes, StaticEndpoint
 from llmgw.plane.gateway.serve import serve
 from llmgw.plane.gateway.settings import GatewaySettings
 
@@ -38,6 +41,7 @@ class Orders(Struct, frozen=True, kw_only=True):
     name: str
     directory: str
     settings: GatewaySettings
+    endpoints: tuple[StaticEndpoint, ...]
     logging: LogSettings
     sockets: tuple[int, ...] = ()
 
@@ -45,7 +49,7 @@ class Orders(Struct, frozen=True, kw_only=True):
 async def work(orders: Orders, stop: trio.Event) -> None:
     """Serve until `stop` is set and the streams have ended."""
     directory = Path(orders.directory)
-    routes: Cell[Routes] = Cell(feed.saved_routes(directory) or Routes(settling=True))
+    routes: Cell[Routes] = Cell(feed.saved_routes(directory) or first_routes(orders.endpoints))
     in_flight = InFlight(routes)
     listeners = [
         trio.SocketListener(trio.socket.from_stdlib_socket(_inherited(descriptor))) for descriptor in orders.sockets
@@ -129,6 +133,16 @@ class Siblings:
             log.warning("a sibling did not tell its counts in time", socket=str(path))
 
 
+def _prepare() -> None:
+    """Give the process what thousands of connections need."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # A full collection stops every stream. What is here now lives for ever, and what comes makes few cycles.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 async def main() -> None:
     """Read the orders, serve, stop when asked or when the parent is gone."""
     stdin = trio.lowlevel.FdStream(os.dup(sys.stdin.fileno()))
@@ -140,6 +154,7 @@ async def main() -> None:
         line += piece
     orders = msgspec.json.decode(line, type=Orders)
     logs.set_up(orders.logging)
+    _prepare()
     stop = trio.Event()
 
     async def parent_gone() -> None:

@@ -197,7 +197,7 @@ class Browser:
                 data = await self.stream.receive_some(64 << 10)
             except trio.BrokenResourceError:
                 data = b""
-            self.conn.receive_data(data)
+            self.conn.receive_data(bytes(data))
 
     def expect(self, method: bytes = b"POST") -> None:
         """Tell h11 that a request was sent, which went out as bytes of the test's own making."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def trouble(*data: bytes) -> int:
 def test_requests_are_the_same_however_they_are_split(cuts: list[int]) -> None:
     stream = POST + CHUNKED + GET + POST
     marks = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
-    reader = read(*(stream[a:b] for a, b in zip(marks, marks[1:], strict=False)))
+    reader = read(*(stream[a:b] for a, b in pairwise(marks)))
     assert reader.trouble is None
     post = (b"POST", b"/v1/x?a=b", [b"X-One: 1\r\n"], b"hello", False)
     assert [seen(request) for request in reader.done] == [

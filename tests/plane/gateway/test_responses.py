@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ def test_a_response_is_the_same_however_it_is_split(cuts: list[int], data: bytes
         responses.expect(False)
         assert not responses.begun
         marks = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
-        for a, b in zip(marks, marks[1:], strict=False):
+        for a, b in pairwise(marks):
             assert not responses.complete
             responses.feed(data[a:b])
         assert (responses.status, body(responses), responses.complete, responses.reusable) == (

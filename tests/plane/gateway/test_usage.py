@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     marks = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(marks)]
 
 
 @given(st.lists(st.integers(min_value=0), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
