@@ -129,7 +129,7 @@ def _stray(
 ) -> tuple[World, tuple[Event, ...]]:
     key, known = (node, status.shard), world.strays.get((node, status.shard))
     if not status.state.alive:
-        if known is None or known.status.generation > status.generation:
+        if known is None:
             return world, ()
         return attrs.evolve(world, strays=world.strays.delete(key), version=world.version + 1), ()
     if known is not None and known.status.generation == status.generation:

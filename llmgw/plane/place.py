@@ -56,7 +56,8 @@ class Rooms:
             return None
         held = self._held.get(node, {})
         if without is not None and without in held:
-            return room(known, [shard for id, shard in held.items() if id != without], self._now)
+            rest = [shard for id, shard in held.items() if id != without]
+            return room(known, rest, self._now, leaving=held[without])
         found = self._rooms.get(node)
         if found is None:
             found = self._rooms[node] = room(known, held.values(), self._now)

@@ -18,10 +18,13 @@ from immutables import Map
 from llmgw.plane.attempts import EVERYWHERE
 from llmgw.plane.checks import Need
 from llmgw.plane.place import Choice, Rooms
-from llmgw.plane.steps import Drain, GiveUp, Plan, Start, Step, Stop
+from llmgw.plane.steps import Drain, GiveUp, Plan, Start, Step, Stop, enact
 from llmgw.plane.why import nearest, smallest
 from llmgw.plane.world import DEFAULT, ENDED, Model, Node, Reason, Settings, Shard, Stage, Unplaced, Want, World, slug
 from llmgw.wire.facts import ModelName, ReplicaId, ShardId, ShardSpec, ShardState
+
+#: Rounds of one plan: each lets what the one before freed be used.
+_ROUNDS = 8
 
 #: How soon to look again for room that nobody announces (memory that is freed), in seconds.
 AGAIN = 5.0
@@ -31,7 +34,15 @@ def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
     """What to do in this world. Nothing is placed while the plane settles (D3)."""
     if world.settling_until is not None and now < world.settling_until:
         return Plan((), world.unplaced, world.settling_until)
-    return _Planner(world, now, settings).plan()
+    steps: tuple[Step, ...] = ()
+    for _ in range(_ROUNDS):
+        found = _Planner(world, now, settings).plan()
+        if not found.steps:
+            return attrs.evolve(found, steps=steps)
+        # What moved or went made room, perhaps for a model whose turn was over.
+        steps += found.steps
+        world = enact(world, found.steps, now, 0.0)
+    return Plan(steps, found.unplaced, now)
 
 
 class _Planner:
@@ -47,6 +58,7 @@ class _Planner:
         self.newest: dict[ShardId, int] = {}
         for (_, id), stray in world.strays.items():
             self.newest[id] = max(self.newest.get(id, 0), stray.status.generation)
+        self._dropped: list[Shard] = []
         self._rooms: Rooms | None = None
 
     @property
@@ -54,6 +66,8 @@ class _Planner:
         # Made only when something is to be placed: a settled fleet is planned without looking at its rooms.
         if self._rooms is None:
             self._rooms = Rooms(self.world, self.now)
+            for shard in self._dropped:
+                self._rooms.release(shard)
         return self._rooms
 
     def plan(self) -> Plan:
@@ -105,6 +119,9 @@ class _Planner:
 
     def _drop(self, shard: Shard, why: str) -> None:
         self.steps.append(GiveUp(shard.id, why))
+        self._dropped.append(shard)
+        self.ids.discard(shard.replica)
+        self.newest[shard.id] = max(self.newest.get(shard.id, 0), shard.generation)
         if self._rooms is not None:
             self._rooms.release(shard)
 

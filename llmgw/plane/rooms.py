@@ -62,8 +62,11 @@ def labels_of(node: Node) -> dict[str, str]:
     return {**(node.facts.labels if node.facts else {}), **dict(node.labels)}
 
 
-def room(node: Node, shards: Iterable[Shard], now: float) -> Room:
-    """What `node` has to give beside `shards`, which are all those placed on it."""
+def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None = None) -> Room:
+    """What `node` has to give beside `shards`, which are all those placed on it.
+
+    `leaving` is a shard that gives back what it holds: what is still measured as its own is not foreign.
+    """
     facts = node.facts
     held = tuple(shards)
     heard_age = None if node.heard_at is None else max(0.0, now - node.heard_at)
@@ -91,7 +94,7 @@ def room(node: Node, shards: Iterable[Shard], now: float) -> Room:
     sick = next((f"{o.problem.code}: {o.problem.text}" for o in bad if o.problem.subject == "node"), "")
     return Room(
         node=node,
-        units=_units(node, held, now),
+        units=_units(node, held, now, leaving),
         threads=threads,
         threads_free=threads - sum(r.cpu_threads for r in asked),
         memory_bytes=facts.host.memory_bytes,
@@ -106,12 +109,13 @@ def room(node: Node, shards: Iterable[Shard], now: float) -> Room:
     )
 
 
-def _units(node: Node, held: tuple[Shard, ...], now: float) -> tuple[Unit, ...]:
+def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: Shard | None) -> tuple[Unit, ...]:
     assert node.facts is not None
     if not node.facts.gpus:
         return ()
     holders = {uuid: str(shard.id) for shard in held for uuid in shard.spec.gpus}
-    ours = {shard.id for shard in held}
+    ours = {shard.id for shard in held} | ({leaving.id} if leaving is not None else set())
+    known = holders.keys() | set(leaving.spec.gpus if leaving is not None else ())
     foreign: dict[str, int] = {}
     own: dict[str, int] = {}
     for process in node.gpu_processes:
@@ -142,7 +146,7 @@ def _units(node: Node, held: tuple[Shard, ...], now: float) -> tuple[Unit, ...]:
         load = node.gpu_loads.get(gpu.uuid)
         # A driver may hide processes (containers do): what is used beyond our own is foreign all the same.
         measured = 0
-        if load is not None and load.memory_used_bytes is not None and gpu.uuid not in holders:
+        if load is not None and load.memory_used_bytes is not None and gpu.uuid not in known:
             measured = load.memory_used_bytes - own.get(gpu.uuid, 0)
         taken = max(foreign.get(gpu.uuid, 0), measured if measured > IDLE_BYTES else 0)
         units.append(

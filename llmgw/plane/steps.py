@@ -8,7 +8,7 @@ import attrs
 from immutables import Map
 
 from llmgw.plane.events import Event
-from llmgw.plane.world import ENDED, Shard, Stray, Unplaced, Want, World
+from llmgw.plane.world import ENDED, Shard, Stage, Stray, Unplaced, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import ModelName, NodeId, ShardId, ShardState
 
@@ -102,8 +102,9 @@ def told(step: Step, world: World, clock: float) -> Event:
 
 
 def _left_behind(world: World, shard: Shard) -> dict[tuple[NodeId, ShardId], Stray]:
-    """What may still run where a shard was: to be stopped when that node is heard again (D4)."""
-    if shard.state in ENDED or shard.node not in world.nodes:
+    """What may still run on a lost node: to be stopped when it is heard again (D4). Others have told what they run."""
+    node = world.nodes.get(shard.node)
+    if node is None or node.stage is not Stage.LOST or shard.state in ENDED:
         return {}
     status = shard.status
     if status is None or status.generation != shard.generation:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from immutables import Map
 from msgspec.structs import replace
 
+from llmgw.plane.events import Event
 from llmgw.plane.fold import fold
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Step, enact
@@ -131,6 +132,12 @@ def hear(
     settings: Settings = DEFAULT,
 ) -> World:
     return fold(world, NodeId(node), message, now, CLOCK + now, settings)[0]
+
+
+def fold_events(
+    world: World, node: str, message: Register | Heartbeat | ShardStatus, now: float
+) -> tuple[World, tuple[Event, ...]]:
+    return fold(world, NodeId(node), message, now, CLOCK + now)
 
 
 def settle(world: World, now: float = 0.0, settings: Settings = DEFAULT) -> tuple[World, tuple[Step, ...]]:

@@ -1,0 +1,246 @@
+"""The pure planner as a state machine: whatever nodes, operators and networks do, in any order.
+
+The nodes here are the truth: each has what it runs, obeys the commands that reach it, and reports. A partitioned
+node goes on running, and hears and says nothing.
+"""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from immutables import Map
+
+from llmgw.plane import operate
+from llmgw.plane.converge import commands
+from llmgw.plane.expiry import expire
+from llmgw.plane.fold import fold
+from llmgw.plane.models import revised
+from llmgw.plane.plan import plan
+from llmgw.plane.steps import Start, enact
+from llmgw.plane.store.records import Stored, world_of
+from llmgw.plane.world import Settings, Want, World
+from llmgw.wire.agent import Heartbeat
+from llmgw.wire.control import DrainShard, StartShard, StopShard
+from llmgw.wire.facts import NodeId, ShardState
+from tests.plane.worlds import CLOCK, model, profile, register, status
+
+RULES = Settings(believe=100.0)
+NAMES = ("n1", "n2", "n3", "n4")
+GPUS, THREADS = 2, 4
+
+
+@attrs.define
+class Machine:
+    """A node as it really is."""
+
+    name: str
+    reachable: bool = True
+    stream: int = 0
+    runs: dict[str, tuple[int, ShardState]] = attrs.field(factory=dict)
+    highest: dict[str, int] = attrs.field(factory=dict)
+    starts: list[tuple[str, int]] = attrs.field(factory=list)
+
+    def obey(self, command: object) -> None:
+        match command:
+            case StartShard(shard=shard, generation=generation):
+                if generation < self.highest.get(shard, 0):
+                    return  # an older generation is refused (C4)
+                if shard in self.runs and self.runs[shard][0] == generation:
+                    return
+                self.highest[shard] = generation
+                self.runs[shard] = (generation, ShardState.STARTING)
+                self.starts.append((shard, generation))
+            case StopShard(shard=shard, generation=generation):
+                if shard in self.runs and self.runs[shard][0] <= generation:
+                    self.runs[shard] = (self.runs[shard][0], ShardState.STOPPED)
+            case DrainShard(shard=shard, generation=generation):
+                if self.runs.get(shard) == (generation, ShardState.READY):
+                    self.runs[shard] = (generation, ShardState.DRAINING)
+
+
+class Planner(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.world = World()
+        self.machines: dict[str, Machine] = {}
+        self.placed: dict[tuple[str, int], str] = {}
+        self.streams = 0
+
+    # What happens ----------------------------------------------------------------------------------------
+
+    @initialize(count=st.integers(1, 3))
+    def some_nodes(self, count: int) -> None:
+        for name in NAMES[:count]:
+            self.joins(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def joins(self, name: str) -> None:
+        """A node joins, or comes back after a partition, or its agent restarts: all of them register."""
+        machine = self.machines.setdefault(name, Machine(name))
+        machine.reachable = True
+        self.streams += 1
+        machine.stream = self.streams
+        running = [status(shard, generation, state) for shard, (generation, state) in sorted(machine.runs.items())]
+        message = register(name, gpu=GPUS, threads=THREADS, shards=running)
+        self.world, _ = fold(self.world, NodeId(name), message, self.now, CLOCK, RULES, stream=machine.stream)
+
+    @precondition(lambda self: self.machines)
+    @rule(name=st.sampled_from(NAMES))
+    def is_cut_off(self, name: str) -> None:
+        if name in self.machines:
+            self.machines[name].reachable = False
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 16.0, 40.0, 95.0]))
+    def time_passes(self, seconds: float) -> None:
+        """Reachable nodes are heard all the while; the silent ones are judged."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 5.0)
+            for machine in self.machines.values():
+                if machine.reachable:
+                    self.world, _ = fold(self.world, NodeId(machine.name), Heartbeat(), self.now, CLOCK, RULES)
+            self.world, _ = expire(self.world, self.now, CLOCK, RULES)
+
+    @rule(
+        wanted=st.dictionaries(
+            st.sampled_from(["a", "b", "c"]),
+            st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 3), st.sampled_from(["", "--x"])),
+        )
+    )
+    def models_are_applied(self, wanted: dict[str, tuple[int, int, int, str]]) -> None:
+        models = tuple(
+            model(name, replicas, of=profile(gpus=gpus, threads=threads, args=(args,)))
+            for name, (replicas, gpus, threads, args) in sorted(wanted.items())
+        )
+        self.world, _ = operate.want(self.world, revised(self.world.models, models), CLOCK)
+
+    @rule(name=st.sampled_from(NAMES), on=st.booleans(), drain=st.booleans())
+    def an_operator_cordons_or_drains(self, name: str, on: bool, drain: bool) -> None:
+        if NodeId(name) in self.world.nodes:
+            change = operate.drain if drain else operate.cordon
+            self.world, _ = change(self.world, NodeId(name), on, CLOCK)
+
+    @rule(name=st.sampled_from(NAMES), state=st.sampled_from(ShardState), which=st.integers(0, 5))
+    def an_engine_does_something(self, name: str, state: ShardState, which: int) -> None:
+        machine = self.machines.get(name)
+        if machine is None or not machine.runs:
+            return
+        shard = sorted(machine.runs)[which % len(machine.runs)]
+        generation, before = machine.runs[shard]
+        if before.alive:
+            machine.runs[shard] = (generation, state)
+            self.report(machine, shard)
+
+    @rule()
+    def every_engine_goes_on(self) -> None:
+        for machine in self.machines.values():
+            for shard, (generation, state) in machine.runs.items():
+                if state in (ShardState.STARTING, ShardState.FETCHING):
+                    machine.runs[shard] = (generation, ShardState.READY)
+                    self.report(machine, shard)
+                elif state is ShardState.STOPPING:
+                    machine.runs[shard] = (generation, ShardState.STOPPED)
+                    self.report(machine, shard)
+
+    @rule()
+    def the_plane_restarts(self) -> None:
+        """All that is kept goes through the store, and every reachable node registers again."""
+        puts, _, _ = Stored().difference(self.world)
+        self.world = world_of(puts, self.now, CLOCK)
+        for name, machine in self.machines.items():
+            if machine.reachable:
+                self.joins(name)
+
+    @rule()
+    def the_plane_decides(self) -> None:
+        before = self.world
+        decided = plan(before, self.now, RULES)
+        assert decided == plan(before, self.now, RULES), "deterministic"
+        assert decided.steps == plan(shuffled(before), self.now, RULES).steps, "whatever the order of the maps"
+        for step in decided.steps:
+            if isinstance(step, Start):
+                key = (step.shard.id, step.shard.generation)
+                assert key not in self.placed, "no generation is given out twice"
+                self.placed[key] = step.shard.node
+                old = before.shards.get(step.shard.id)
+                assert old is None or old.generation < step.shard.generation
+        self.world = enact(before, decided.steps, self.now, CLOCK)
+        assert plan(self.world, self.now, RULES).steps == (), "deciding twice changes nothing"
+
+    @rule()
+    def commands_are_told(self) -> None:
+        for (node, _), command in sorted(commands(self.world).items(), key=lambda item: item[0]):
+            machine = self.machines[node]
+            if machine.reachable and self.world.nodes[node].stream == machine.stream:
+                machine.obey(command)
+                self.report(machine, command.shard)
+
+    def report(self, machine: Machine, shard: str) -> None:
+        if machine.reachable and shard in machine.runs:
+            generation, state = machine.runs[shard]
+            word = status(shard, generation, state)
+            self.world, _ = fold(self.world, NodeId(machine.name), word, self.now, CLOCK, RULES)
+
+    # What always holds -----------------------------------------------------------------------------------
+
+    @invariant()
+    def no_gpu_and_no_thread_is_promised_twice(self) -> None:
+        for node in self.world.nodes:
+            here = [s for s in self.world.shards.values() if s.node == node]
+            promised = [uuid for shard in here for uuid in shard.spec.gpus]
+            assert len(promised) == len(set(promised))
+            assert all(len(s.spec.gpus) == s.spec.resources.gpus for s in here)
+            assert sum(s.spec.resources.cpu_threads for s in here) <= THREADS
+
+    @invariant()
+    def no_model_has_more_shards_to_run_than_a_surge_allows(self) -> None:
+        for name, wanted in self.world.models.items():
+            running = [s for s in self.world.shards.values() if s.model == name and s.want is Want.RUN]
+            assert len({s.id for s in running}) == len(running)
+            current = [s for s in running if s.revision == wanted.revision]
+            assert len(current) <= max(wanted.replicas, 1) + len(running)
+
+    @invariant()
+    def a_generation_was_started_on_one_node_only(self) -> None:
+        seen: dict[tuple[str, int], str] = {}
+        for machine in self.machines.values():
+            for start in machine.starts:
+                assert seen.setdefault(start, machine.name) == machine.name
+
+    def teardown(self) -> None:
+        """When everybody is back and all is quiet, what runs is what is wanted, once."""
+        for name in list(self.machines):
+            self.joins(name)
+        for _ in range(60):
+            self.time_passes(16.0)
+            self.the_plane_decides()
+            self.commands_are_told()
+            self.every_engine_goes_on()
+        claimed = {(s.node, s.id): s.generation for s in self.world.shards.values()}
+        for machine in self.machines.values():
+            for shard, (generation, state) in machine.runs.items():
+                if state.alive:
+                    assert claimed.get((NodeId(machine.name), shard)) == generation, "never two, and no stray left"
+        assert len(self.world.strays) == 0
+        for name, wanted in self.world.models.items():
+            running = [s for s in self.world.shards.values() if s.model == name]
+            assert len(running) <= wanted.replicas or name in plan(self.world, self.now, RULES).unplaced
+
+
+def shuffled(world: World) -> World:
+    """The same world, its maps built in the opposite order."""
+    return attrs.evolve(
+        world,
+        nodes=Map(dict(reversed(sorted(world.nodes.items())))),
+        shards=Map(dict(reversed(sorted(world.shards.items())))),
+        models=Map(dict(reversed(sorted(world.models.items())))),
+    )
+
+
+TestPlanner = Planner.TestCase
+TestPlanner.settings = settings(
+    max_examples=600, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

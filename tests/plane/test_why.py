@@ -1,0 +1,146 @@
+"""Why a model is not placed or not ready, and the smallest change (D7)."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.errors import NotFound
+from llmgw.plane import operate
+from llmgw.plane.checks import Need
+from llmgw.plane.place import Choice, Rooms, place
+from llmgw.plane.why import nearest, smallest, why
+from llmgw.plane.world import Stage, World
+from llmgw.wire.facts import ModelName, NodeId, Progress, ShardState
+from tests.plane.worlds import CLOCK, GIB, hear, model, profile, ready, register, settle, status, world
+
+TINY = ModelName("tiny")
+
+
+def cordoned(here: World, *nodes: str) -> World:
+    for node in nodes:
+        here = operate.cordon(here, NodeId(node), True, CLOCK)[0]
+    return here
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    with pytest.raises(NotFound, match="there is no model 'tiny'"):
+        why(world(register("n1")), TINY, 0.0)
+
+
+def test_a_model_that_is_placed_and_ready_needs_nothing() -> None:
+    found = why(ready(settle(world(register("n1"), models=[model()]))[0]), TINY, 0.0)
+    assert (found.text, found.wanted, found.placed, found.ready, found.reasons) == ("every replica is ready", 1, 1, 1, ())
+
+
+def test_a_model_without_any_node_is_told_to_join_one() -> None:
+    found = why(world(models=[model()]), TINY, 0.0)
+    assert found.text == "1 of 1 replicas are not placed: no node has joined"
+    assert "llmgw-node join" in found.smallest_change
+
+
+def test_a_model_that_waits_for_the_plane_to_settle_says_for_how_long() -> None:
+    here = attrs.evolve(world(register("n1"), models=[model()]), settling_until=30.0)
+    assert why(here, TINY, 10.0).text.endswith("20 s more at most")
+
+
+def test_the_node_that_is_nearest_to_fitting_is_named_first_with_its_change() -> None:
+    here = world(
+        register("n1", threads=1),
+        register("n2"),
+        register("n3", labels={"zone": "b"}),
+        models=[model(of=profile(threads=2, labels={"zone": "a"}))],
+    )
+    here = cordoned(here, "n2")
+    here = operate.label(here, NodeId("n2"), {"zone": "a"}, CLOCK)[0]
+    found = why(here, TINY, 4.0)
+    assert [(r.node, r.check) for r in found.reasons] == [
+        ("n2", "cordon"),
+        ("n3", "labels"),
+        ("n1", "labels"),
+        ("n1", "cpu-threads"),
+    ]
+    assert found.smallest_change == "`llmgw ctl uncordon n2`"
+    assert found.reasons[-1].age == 4.0
+
+
+def test_several_changes_of_one_node_are_all_named() -> None:
+    here = cordoned(world(register("n1"), models=[model(of=profile(labels={"zone": "a"}))]), "n1")
+    assert why(here, TINY, 0.0).smallest_change == "`llmgw ctl uncordon n1`; `llmgw ctl label n1 zone=a`"
+
+
+@pytest.mark.parametrize(
+    ("fields", "change"),
+    [
+        ({"gpus": 2}, "add a node with 2 GPUs, or ask for fewer: n1 has 1"),
+        ({"gpus": 1, "gpu_memory": 100 * GIB}, "add a node whose GPUs have 100.0 GiB, or ask for less: n1 has 80.0 GiB"),
+        ({"gpus": 1, "capability": (10, 0)}, "add a node with compute capability 10.0: n1 has 9.0"),
+        ({"threads": 9}, "free CPU threads on n1, or ask for fewer than 9: 8 of 8 free"),
+        ({"memory": 65 * GIB}, "free memory on n1, or ask for less than 65.0 GiB: 64.0 GiB is free"),
+        ({"disk": 2000 * GIB}, "free disk for weights on n1: 2000.0 GiB needed, 1000.0 GiB there"),
+        ({"engine": "sglang"}, "install sglang on n1 (not installed, and the node cannot install it)"),
+    ],
+)
+def test_each_change_names_the_node_and_both_numbers(fields: dict[str, object], change: str) -> None:
+    here = world(register("n1", gpu=1), models=[model(of=profile(**fields))])  # type: ignore[arg-type]
+    assert why(here, TINY, 0.0).smallest_change == change
+
+
+def test_a_failing_shard_is_shown_with_its_cause_and_the_next_attempt() -> None:
+    here, _ = settle(world(register("n1"), models=[model()]))
+    here = hear(here, "n1", status("tiny-0-0", 1, ShardState.FAILED, cause="out of memory"), 10.0)
+    (standing,) = why(here, TINY, 10.4).standings
+    assert standing.state == "failed"
+    assert "failed 1 times in a row: out of memory; tried again in 1 s" in standing.text
+
+
+def test_a_fetching_shard_shows_its_progress_and_a_silent_node_its_stage() -> None:
+    here, _ = settle(world(register("n1"), models=[model()]))
+    fetching = status("tiny-0-0", 1, ShardState.FETCHING, progress=Progress("weights", 5, 10))
+    here = hear(here, "n1", fetching, 1.0)
+    node = here.nodes[NodeId("n1")]
+    here = attrs.evolve(here, nodes=here.nodes.set(node.id, attrs.evolve(node, stage=Stage.UNREACHABLE)))
+    (standing,) = why(here, TINY, 2.0).standings
+    assert "n1 is unreachable; weights: 5 of 10" in standing.text
+
+
+def test_a_removed_models_last_shards_are_still_explained() -> None:
+    here, _ = settle(world(register("n1"), models=[model()]))
+    found = why(attrs.evolve(here, models=here.models.delete(TINY)), TINY, 0.0)
+    assert (found.wanted, found.placed) == (0, 1)
+
+
+flags = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3)), min_size=1, max_size=4)
+
+
+@given(flags)
+def test_what_operators_can_change_is_enough_where_it_is_all_that_is_named(
+    nodes: list[tuple[bool, bool, bool, int]],
+) -> None:
+    """The named change is made, by brute force, and the model fits; no node would fit with less."""
+    wanted = model(of=profile(threads=2, labels={"zone": "a"}))
+    here = world(*(register(f"n{n}", threads=threads) for n, (_, _, _, threads) in enumerate(nodes)), models=[wanted])
+    for number, (cordon, drain, label, _) in enumerate(nodes):
+        id = NodeId(f"n{number}")
+        here = operate.cordon(here, id, True, CLOCK)[0] if cordon else here
+        here = operate.drain(here, id, True, CLOCK)[0] if drain else here
+        here = operate.label(here, id, {"zone": "a"}, CLOCK)[0] if label else here
+    if isinstance(place(here, wanted, 1.0), Choice):
+        return
+    reasons = Rooms(here, 1.0).refused(Need.of(wanted))
+    change = smallest(reasons, Need.of(wanted))
+    best = nearest(reasons)[0].node
+    assert best in change
+    if "CPU threads" in change:
+        assert all(r.check == "cpu-threads" for r in reasons if r.node == best and r.check not in ("cordon", "drain", "labels"))
+        return
+    changed = here
+    if "uncordon" in change:
+        changed = operate.cordon(changed, best, False, CLOCK)[0]
+    if "label" in change:
+        changed = operate.label(changed, best, {"zone": "a"}, CLOCK)[0]
+    choice = place(changed, wanted, 1.0)
+    assert isinstance(choice, Choice)
+    assert choice.node == best
