@@ -19,8 +19,12 @@ from llmgw.node.view import View
 from llmgw.wire.facts import Cpu, Host, HostLoad, ShardId, ShardLoad
 
 
-def host(view: View) -> Host:
-    """The host's lasting facts. May block on a dead mount: call it in a thread."""
+def host(view: View, before: Host | None = None) -> Host:
+    """The host's lasting facts. May block on a dead mount: call it in a thread.
+
+    With what was known `before`, what only a reboot or an administrator changes is looked at anew only when asked
+    for by None: it costs a walk through PCI.
+    """
     own = share(view)
     memory = files.fields(files.text(view.at("proc/meminfo")))
     total = files.kilobytes(memory.get("MemTotal")) or 0
@@ -31,12 +35,12 @@ def host(view: View) -> Host:
         os=os_name(view),
         kernel=files.text(view.at("proc/sys/kernel/osrelease")) or os.uname().release,
         arch=os.uname().machine,
-        cpu=cpu(view, own),
+        cpu=before.cpu if before else cpu(view, own),
         memory_bytes=min(total, own.memory_bytes) if own.memory_bytes is not None and total else total,
         swap_bytes=files.kilobytes(memory.get("SwapTotal")) or 0,
         interfaces=interfaces(view),
         disks=disks(view),
-        limits=limits(view),
+        limits=before.limits if before else limits(view),
     )
 
 
@@ -95,6 +99,7 @@ class Meter:
         self._processes_at = 0.0
         self._hertz = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
+        self.last = HostLoad()
 
     def host(self) -> HostLoad:
         """The host now. The first reading has no CPU load, there being nothing to compare with."""
@@ -108,7 +113,8 @@ class Meter:
             load1 = float(load)
         except ValueError:
             load1 = 0.0
-        return HostLoad(self._cpu_percent(), load1, available, round(time.time(), 3))
+        self.last = HostLoad(self._cpu_percent(), load1, available, round(time.time(), 3))
+        return self.last
 
     def _cpu_percent(self) -> float:
         lines = (files.text(self._view.at("proc/stat")) or "").splitlines()

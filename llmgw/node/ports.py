@@ -191,7 +191,8 @@ class Ports:
         self._gpus = gpus
         self._adapters: dict[str, _Reading] = {}
         self._mtus: dict[tuple[str, int], int] = {}
-        self._devinfo_at = float("-inf")
+        self._made: tuple[Port, ...] = ()
+        self._made_of: tuple[object, ...] = ()
         self.view: Cell[PortView] = Cell(PortView())
         self.asked = trio.Event()
 
@@ -217,15 +218,9 @@ class Ports:
             for reading in self._adapters.values():
                 nursery.start_soon(self._read, reading)
         everything = self._adapters.values()
-        facts = assigned(
-            (self._completed(port, reading.adapter) for reading in everything for port in reading.ports),
-            roles=self._where.roles,
-            rails=self._where.rails,
-            fabrics=self._where.fabrics,
-        )
         view = PortView(
             at=time.monotonic(),
-            ports=facts,
+            ports=self._facts(),
             loads=tuple(load for reading in everything for load in reading.loads),
             silent={
                 reading.adapter.name: reading.silent_since for reading in everything if reading.silent_since is not None
@@ -233,6 +228,20 @@ class Ports:
         )
         self.view.set(view)
         return view
+
+    def _facts(self) -> tuple[Port, ...]:
+        """Every port's lasting facts; the same object as before while nothing that goes into them is new."""
+        gpus, everything = self._gpus(), tuple(self._adapters.values())
+        made_of = (gpus, self._mtus, *(reading.ports for reading in everything))
+        if len(made_of) != len(self._made_of) or any(a is not b for a, b in zip(made_of, self._made_of, strict=True)):
+            self._made_of = made_of
+            self._made = assigned(
+                (self._completed(port, reading.adapter) for reading in everything for port in reading.ports),
+                roles=self._where.roles,
+                rails=self._where.rails,
+                fabrics=self._where.fabrics,
+            )
+        return self._made
 
     async def _read(self, reading: _Reading) -> None:
         """One adapter. A reading that is still out is not joined by another: it would hang beside it."""

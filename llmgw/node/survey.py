@@ -7,150 +7,275 @@ process with a deadline, and the last good values stand in meanwhile.
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Callable, Mapping
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
+from pathlib import Path
 
-import attrs
+import msgspec
 import trio
 
 from llmgw.cell import Cell
+from llmgw.node import files
+from llmgw.node.beats import Beats
+from llmgw.node.gpus import Gpus, own_pid_namespace, owned
 from llmgw.node.host import Meter, boot_id, host
+from llmgw.node.imex import imex, own_addresses
+from llmgw.node.kernel import Kernel, KernelEvent
+from llmgw.node.nvml.probe import Probe
+from llmgw.node.ports import Ports
+from llmgw.node.problems.memory import Facts, Memory
+from llmgw.node.problems.verdict import problems
+from llmgw.node.snapshot import Snapshot
 from llmgw.node.view import View
-from llmgw.wire.agent import Heartbeat, Register
-from llmgw.wire.facts import Disk, GpuDriver, Host, HostLoad, NodeId, Problem, ShardId, ShardLoad
+from llmgw.wire.agent import Register
+from llmgw.wire.facts import Gpu, GpuProcess, Host, Imex, NodeId, Port, Problem, ShardId
 
-#: Seconds between two looks at what rarely changes: interfaces, memory, disks.
-HOST_PERIOD = 30.0
+#: Seconds between two looks at what rarely changes: interfaces, memory, disks; and IMEX.
+HOST_PERIOD, IMEX_PERIOD = 30.0, 30.0
+#: Seconds after which limits and settings of the host are looked at anew, too.
+HOST_WHOLE_PERIOD = 600.0
 #: A survey of the host that takes longer than this is not waited for any more (a dead mount).
 HOST_WITHIN = 10.0
-#: Heartbeats repeat unchanged disks only after a change of this share of their size, or of this many bytes.
-DISK_SHARE, DISK_BYTES = 0.01, 1 << 30
-
-
-@attrs.frozen
-class Snapshot:
-    """Everything the survey knows at one moment."""
-
-    host: Host = Host()
-    load: HostLoad = HostLoad()
-    shards: tuple[ShardLoad, ...] = ()
-    driver: GpuDriver = GpuDriver()
-    problems: tuple[Problem, ...] = ()
+#: A Register is not held back longer than this for a driver that takes its time; what it says then comes in another.
+FIRST_WITHIN = 8.0
+#: News that come together are judged together, in seconds.
+TOGETHER = 0.2
+#: Seconds between two writings of what must outlive the agent.
+KEEP_PERIOD = 60.0
+MOST_EVENTS = 512
 
 
 class Survey:
-    """The node's own eyes. `changed` moves when hardware changed so that a new Register is due."""
+    """The node's own eyes. `changed` moves when hardware changed so that a new Register is due; `news` when a problem
+    came, went or changed its grade, so that a heartbeat is worth sending early."""
 
-    def __init__(self, view: View, pids: Callable[[], Mapping[ShardId, frozenset[int]]]) -> None:
+    def __init__(
+        self,
+        view: View,
+        pids: Callable[[], Mapping[ShardId, frozenset[int]]],
+        *,
+        probe: Probe | None = None,
+    ) -> None:
         self._view = view
         self._pids = pids
         self._meter = Meter(view)
-        self._host: Host | None = None
-        self._disks: tuple[Disk, ...] = ()
-        self._reading = trio.CapacityLimiter(1)
         self._meter.host()
+        self._host: Host | None = None
+        self._host_since: float | None = None  # when the reading that is still out began
+        self._reading = trio.CapacityLimiter(1)
+        self._imex: Imex | None = None
+        self._own_pids = own_pid_namespace(view)
+        self._events: deque[KernelEvent] = deque(maxlen=MOST_EVENTS)
+        self._problems: tuple[Problem, ...] = ()
+        self._memory_file = view.state / "problems.json" if view.state else None
+        self._memory = _recalled(self._memory_file)
+        self._moved = trio.Event()
+        self._lasting: object = None
+        self.gpus = Gpus(view, probe=probe)
+        self.ports = Ports(view, lambda: self.gpus.view.value.gpus)
+        self.kernel = Kernel(view, self._heard)
+        self._running = False
         self.changed: Cell[int] = Cell(0)
+        self.news: Cell[int] = Cell(0)
+
+    # --- what is told ------------------------------------------------------------------------------------
 
     async def register(self) -> Register:
-        """The machine's whole truth. Node id, shards, epoch and features are the caller's to put in."""
+        """The machine's whole truth. Node id, version, shards, epoch and features are the caller's to put in."""
         if self._host is None:
             await self._look_at_host()
+        if self._running:
+            with trio.move_on_after(FIRST_WITHIN):
+                await self.gpus.asked.wait()
+                await self.ports.asked.wait()
+        self._judge()
         now = self.snapshot()
+        self._lasting = _lasting(now)
         return Register(
             node=NodeId(""),
             version="",
             address=self._view.address,
             host=now.host,
             gpu_driver=now.driver,
+            gpus=tuple(_with_fabric(gpu, now) for gpu in now.gpus),
+            ports=now.ports,
+            imex=now.imex,
             problems=now.problems,
         )
 
     def beats(self, register: Register) -> Beats:
         """Heartbeats for one stream that was told `register`."""
-        return Beats(self, register)
+        return Beats(self.snapshot, register)
 
     def snapshot(self) -> Snapshot:
         """Now, from what was read last; only what /proc gives at once is read here."""
+        gpus, ports = self.gpus.view.value, self.ports.view.value
+        pids = self._pids()
+        shard_of = {pid: str(shard) for shard, members in pids.items() for pid in members}
         return Snapshot(
-            host=self._host or Host(boot_id=boot_id(self._view), arch=platform.machine()),
+            host=self._known_host(),
             load=self._meter.host(),
-            shards=self._meter.shards(self._pids(), {}),
+            shards=self._meter.shards(pids, _held(gpus.processes)),
+            driver=gpus.driver,
+            gpus=gpus.gpus,
+            gpu_loads=gpus.loads,
+            gpu_processes=owned(gpus.processes, shard_of, self._own_pids),
+            gpu_fabrics=gpus.fabrics,
+            ports=ports.ports,
+            port_loads=ports.loads,
+            imex=self._imex,
+            problems=self._problems,
         )
+
+    def facts(self) -> Facts:
+        """What problems are judged by."""
+        gpus, ports = self.gpus.view.value, self.ports.view.value
+        return Facts(
+            host=self._known_host(),
+            load=self._meter.last,
+            gpus=gpus,
+            ports=ports,
+            imex=self._imex,
+            events=tuple(self._events),
+            host_stalled=self._host_since,
+        )
+
+    def _known_host(self) -> Host:
+        return self._host or Host(boot_id=boot_id(self._view), arch=platform.machine())
+
+    # --- the daemon's tasks ------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_host)
+        self._running = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_host)
+                nursery.start_soon(self.gpus.run)
+                nursery.start_soon(self.ports.run)
+                nursery.start_soon(self.kernel.run)
+                nursery.start_soon(self._watch_imex)
+                nursery.start_soon(self._listen, self.gpus.view.values())
+                nursery.start_soon(self._listen, self.ports.view.values())
+                nursery.start_soon(self._keep)
+                await self._judge_news()
+        finally:
+            self._running = False
+            self._write_memory()
+
+    async def _listen(self, values: AsyncIterator[object]) -> None:
+        async for _ in values:
+            self._moved.set()
+
+    def _heard(self, event: KernelEvent) -> None:
+        self._events.append(event)
+        self._moved.set()
+
+    async def _judge_news(self) -> None:
+        """Judge whenever something moved, and at least once per period: windows end without news, too."""
+        while True:
+            with trio.move_on_after(self._view.period):
+                await self._moved.wait()
+            self._moved = trio.Event()
+            self._judge()
+            lasting = _lasting(self.snapshot_of_facts())
+            if self._lasting is not None and lasting != self._lasting:
+                self._lasting = lasting
+                self.changed.set(self.changed.value + 1)
+            await trio.sleep(TOGETHER)
+
+    def snapshot_of_facts(self) -> Snapshot:
+        """Lasting facts only: what decides whether a new Register is due."""
+        gpus = self.gpus.view.value
+        return Snapshot(host=self._known_host(), driver=gpus.driver, gpus=gpus.gpus, ports=self.ports.view.value.ports)
+
+    def _judge(self) -> None:
+        verdict = problems(self.facts(), self._memory, time.monotonic())
+        before = {(each.subject, each.code, each.grade) for each in self._problems}
+        self._memory, self._problems = verdict.memory, verdict.problems
+        if {(each.subject, each.code, each.grade) for each in self._problems} != before:
+            self.news.set(self.news.value + 1)
 
     async def _watch_host(self) -> None:
+        whole_at = float("-inf")
         while True:
-            await self._look_at_host()
+            whole = trio.current_time() - whole_at >= HOST_WHOLE_PERIOD
+            if whole:
+                whole_at = trio.current_time()
+            await self._look_at_host(whole)
+            self._moved.set()
             await trio.sleep(HOST_PERIOD)
 
-    async def _look_at_host(self) -> None:
+    async def _look_at_host(self, whole: bool = True) -> None:
         """Read the host's facts in a thread. One reading at a time: a stuck one is not joined by others."""
         if self._reading.available_tokens == 0:
             return
-        with trio.move_on_after(HOST_WITHIN):
-            facts = await trio.to_thread.run_sync(
-                partial(host, self._view), limiter=self._reading, abandon_on_cancel=True
+        self._host_since = time.monotonic()
+        with trio.move_on_after(HOST_WITHIN) as scope:
+            self._host = await trio.to_thread.run_sync(
+                partial(host, self._view, None if whole else self._host), limiter=self._reading, abandon_on_cancel=True
             )
-            before, self._host = self._host, facts
-            if before is not None and _lasting(before) != _lasting(facts):
-                self.changed.set(self.changed.value + 1)
+        if not scope.cancelled_caught:
+            self._host_since = None
+
+    async def _watch_imex(self) -> None:
+        while True:
+            self._imex = await imex(self._view, own_addresses(self._known_host().interfaces))
+            self._moved.set()
+            await trio.sleep(IMEX_PERIOD)
+
+    async def _keep(self) -> None:
+        while True:
+            await trio.sleep(KEEP_PERIOD)
+            await trio.to_thread.run_sync(self._write_memory, abandon_on_cancel=True)
+
+    def _write_memory(self) -> None:
+        """A state folder that cannot be written costs only what would have been remembered."""
+        if self._memory_file is None:
+            return
+        try:
+            beside = self._memory_file.with_suffix(".new")
+            beside.write_bytes(msgspec.json.encode(self._memory))
+            os.replace(beside, self._memory_file)
+        except OSError:
+            return
 
 
-class Beats:
-    """What one stream has been told, so that only what changed since is said again (B1, B2)."""
-
-    def __init__(self, survey: Survey, register: Register) -> None:
-        self._survey = survey
-        self._disks = register.host.disks
-        self._memory_bytes = register.host.memory_bytes
-        self._problems = register.problems
-        self._shards: tuple[ShardLoad, ...] = ()
-
-    async def next(self) -> Heartbeat:
-        """The next heartbeat. Never waits for hardware."""
-        await trio.lowlevel.checkpoint()
-        now = self._survey.snapshot()
-        beat = Heartbeat(
-            load=now.load,
-            shards=now.shards if now.shards != self._shards else None,
-            problems=now.problems if now.problems != self._problems else None,
-            disks=now.host.disks if moved(self._disks, now.host.disks) else None,
-            memory_bytes=now.host.memory_bytes if now.host.memory_bytes != self._memory_bytes else None,
-        )
-        self._shards, self._problems, self._memory_bytes = now.shards, now.problems, now.host.memory_bytes
-        if beat.disks is not None:
-            self._disks = beat.disks
-        return beat
+def _recalled(file: Path | None) -> Memory:
+    text = files.text(file) if file is not None else None
+    try:
+        return msgspec.json.decode(text, type=Memory) if text else Memory()
+    except (msgspec.MsgspecError, RecursionError):
+        return Memory()
 
 
-def moved(before: tuple[Disk, ...], now: tuple[Disk, ...]) -> bool:
-    """Whether disks changed by more than the small change that every log line makes."""
-    if [(disk.path, disk.mount, disk.total_bytes) for disk in before] != [
-        (disk.path, disk.mount, disk.total_bytes) for disk in now
-    ]:
-        return True
-    return any(
-        abs(old.free_bytes - new.free_bytes) > min(DISK_SHARE * new.total_bytes, DISK_BYTES)
-        for old, new in zip(before, now, strict=True)
-    )
+def _held(processes: tuple[GpuProcess, ...]) -> dict[int, int]:
+    """GPU memory by process, over all GPUs it is on."""
+    held: dict[int, int] = {}
+    for process in processes:
+        if process.memory_bytes is not None:
+            held[process.pid] = held.get(process.pid, 0) + process.memory_bytes
+    return held
 
 
-def _lasting(facts: Host) -> Host:
-    """A host's facts without what heartbeats tell."""
-    return Host(
-        hostname=facts.hostname,
-        machine_id=facts.machine_id,
-        boot_id=facts.boot_id,
-        os=facts.os,
-        kernel=facts.kernel,
-        arch=facts.arch,
-        cpu=facts.cpu,
-        swap_bytes=facts.swap_bytes,
-        interfaces=facts.interfaces,
-        limits=facts.limits,
+def _with_fabric(gpu: Gpu, now: Snapshot) -> Gpu:
+    fabric = now.gpu_fabrics.get(gpu.uuid)
+    return msgspec.structs.replace(gpu, fabric=fabric) if fabric is not None else gpu
+
+
+def _identity(port: Port) -> tuple[object, ...]:
+    return (port.device, port.number, port.kind, port.pci, port.role, port.rail)
+
+
+def _lasting(now: Snapshot) -> object:
+    """What only a Register tells; the rest comes with heartbeats."""
+    return (
+        msgspec.structs.replace(now.host, disks=(), memory_bytes=0),
+        now.driver,
+        tuple(msgspec.structs.replace(gpu, fabric=None) for gpu in now.gpus),
+        tuple(_identity(port) for port in now.ports),
     )

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
-from llmgw.node.survey import Survey, moved
+from llmgw.node.beats import Beats, moved
+from llmgw.node.snapshot import Snapshot
+from llmgw.node.survey import Survey
 from llmgw.node.view import View
-from llmgw.wire.facts import Disk, ShardId
+from llmgw.wire.agent import Heartbeat, Register
+from llmgw.wire.facts import Disk, Grade, Host, NodeId, PortLoad, ShardId
+from tests.fakes.nvml import Driver, uuid
+from tests.fakes.sysfs import hgx
 
 pytestmark = pytest.mark.real
+
+
+async def running(survey: Survey, nursery: trio.Nursery) -> Register:
+    """A survey that has looked once."""
+    nursery.start_soon(survey.run)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    with trio.fail_after(30):
+        return await survey.register()
+
+
+async def heard(beats: Beats, condition: Callable[[Heartbeat], bool]) -> Heartbeat:
+    """The first heartbeat that says something, asked for as a stream would, only faster."""
+    with trio.fail_after(30):
+        while True:
+            beat = await beats.next()
+            if condition(beat):
+                return beat
+            await trio.sleep(0.05)
 
 
 async def test_a_machine_without_gpus_registers_with_its_host_facts(tmp_path: Path) -> None:
@@ -55,3 +80,108 @@ def test_disks_are_told_again_when_a_hundredth_of_them_or_a_gibibyte_changed() -
     assert not moved((disk,), (Disk(purpose="weights", path="/w", total_bytes=10 << 30, free_bytes=(5 << 30) + 4096),))
     assert moved((disk,), (Disk(purpose="weights", path="/w", total_bytes=10 << 30, free_bytes=(5 << 30) - (1 << 28)),))
     assert moved((disk,), ())
+
+
+async def test_a_node_of_eight_gpus_and_nine_ports_registers_whole(tmp_path: Path, nursery: trio.Nursery) -> None:
+    hgx(tmp_path)
+    view = View(root=tmp_path, state=tmp_path, period=0.2)
+    survey = Survey(view, dict, probe=Driver(tmp_path, "gpus 8", f"process 2 {os.getpid()} 1048576").probe())
+    register = await running(survey, nursery)
+    assert len(register.gpus) == 8
+    assert len(register.ports) == 9
+    assert register.gpus[0].fabric is not None
+    assert register.gpu_driver.version == "570.172.08"
+    assert sorted(port.rail for port in register.ports if port.rail is not None) == list(range(8))
+    beat = await survey.beats(register).next()
+    assert beat.gpus is not None
+    assert beat.ports is not None
+    assert len(beat.ports[0].counters) == 40
+    assert beat.port_facts is None
+    assert beat.gpu_fabrics is None
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_foreign_process_is_told_from_a_shards(tmp_path: Path, nursery: trio.Nursery) -> None:
+    driver = Driver(tmp_path, "gpus 1", f"process 0 {os.getpid()} 1048576", "process 0 1 2097152")
+    survey = Survey(View(period=0.2), lambda: {ShardId("m-0-0"): frozenset({os.getpid()})}, probe=driver.probe())
+    survey._own_pids = True
+    beat = await survey.beats(await running(survey, nursery)).next()
+    assert beat.gpu_processes is not None
+    assert {process.pid: process.shard for process in beat.gpu_processes} == {1: "", os.getpid(): "m-0-0"}
+    assert beat.shards is not None
+    assert beat.shards[0].gpu_memory_bytes == 1048576
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_gpu_that_falls_off_is_a_problem_in_a_heartbeat_and_a_reason_to_register_again(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    driver = Driver(tmp_path, "gpus 4")
+    survey = Survey(View(period=0.2), dict, probe=driver.probe())
+    register = await running(survey, nursery)
+    beats, changed = survey.beats(register), survey.changed.version
+    news = survey.news.version
+    driver.says("gpus 4", "fail nvmlDeviceGetUtilizationRates 2 15", "xid 2 79")
+    beat = await heard(beats, lambda beat: bool(beat.problems and len(beat.problems) == 2))
+    assert beat.problems is not None
+    assert {(each.subject, each.code, each.grade) for each in beat.problems} == {
+        (f"gpu:{uuid(2)}", "gpu-lost", Grade.BAD),
+        (f"gpu:{uuid(2)}", "xid-79", Grade.BAD),
+    }
+    with trio.fail_after(10):
+        await survey.changed.next(changed)
+        await survey.news.next(news)
+    again = await survey.register()
+    assert len(again.gpus) == 4
+    assert "lost" in again.gpus[2].unreadable
+    nursery.cancel_scope.cancel()
+
+
+async def test_heartbeats_go_on_while_the_driver_hangs_and_say_so(tmp_path: Path, nursery: trio.Nursery) -> None:
+    driver = Driver(tmp_path, "gpus 2")
+    survey = Survey(View(period=0.2), dict, probe=driver.probe(within=0.5))
+    beats = survey.beats(await running(survey, nursery))
+    driver.says("hang nvmlDeviceGetCount_v2 -1")
+    beat = await heard(beats, lambda beat: bool(beat.problems))
+    assert beat.problems is not None
+    assert [each.code for each in beat.problems] == ["driver-stalled"]
+    with trio.fail_after(0.5):
+        assert (await beats.next()).load is not None
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_port_that_goes_down_is_told_in_load_and_problem(tmp_path: Path, nursery: trio.Nursery) -> None:
+    machine = hgx(tmp_path)
+    survey = Survey(View(root=tmp_path, period=0.2), dict, probe=Driver(tmp_path, "gpus 0").probe())
+    beats = survey.beats(await running(survey, nursery))
+    await heard(beats, lambda beat: beat.ports is not None)
+    machine.write("sys/class/infiniband/mlx5_4/ports/1/state", "1: DOWN")
+    machine.write("sys/class/infiniband/mlx5_4/ports/1/phys_state", "2: Polling")
+    beat = await heard(beats, lambda beat: any(each.code == "port-down" for each in beat.problems or ()))
+    assert beat.problems is not None
+    (problem,) = (each for each in beat.problems if each.code == "port-down")
+    assert problem.subject == "port:mlx5_4/1"
+    assert problem.grade is Grade.BAD
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_restarted_agent_remembers_what_it_knew(tmp_path: Path) -> None:
+    machine = hgx(tmp_path)
+    machine.write("proc/sys/kernel/random/boot_id", "boot-1")
+    view = View(root=tmp_path, state=tmp_path, period=0.2)
+    async with trio.open_nursery() as nursery:
+        await running(Survey(view, dict, probe=Driver(tmp_path, "gpus 0").probe()), nursery)
+        nursery.cancel_scope.cancel()
+    machine.write("sys/class/infiniband/mlx5_4/ports/1/state", "1: DOWN")
+    async with trio.open_nursery() as nursery:
+        register = await running(Survey(view, dict, probe=Driver(tmp_path, "gpus 0").probe()), nursery)
+        nursery.cancel_scope.cancel()
+    (problem,) = (each for each in register.problems if each.code == "port-down")
+    assert "was up before" in problem.text
+
+
+async def test_ports_that_stand_still_are_told_once_more_and_then_only_now_and_then() -> None:
+    loads = [(PortLoad("mlx5_0", counters={"port_xmit_data": count}),) for count in (1, 2, 2, 2, 2)]
+    looks = iter([Snapshot(host=Host(), port_loads=load) for load in loads])
+    beats = Beats(lambda: next(looks), Register(node=NodeId("n"), version="1"))
+    assert [(await beats.next()).ports is not None for _ in loads] == [True, True, True, False, False]
