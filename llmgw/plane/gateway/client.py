@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from urllib.parse import unquote
 
-import msgspec
 import structlog
 import trio
 
@@ -14,10 +12,11 @@ from llmgw.plane.gateway.ask import Ask, ask_of
 from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.keys import Key
 from llmgw.plane.gateway.link import Link, Why, Woken
-from llmgw.plane.gateway.metrics import page
+from llmgw.plane.gateway.pages import models, own_page, unknown_model
 from llmgw.plane.gateway.refusal import Refusal, answer
-from llmgw.plane.gateway.relay import ClientGone, Relay
+from llmgw.plane.gateway.relay import Relay
 from llmgw.plane.gateway.requests import Request, Requests
+from llmgw.plane.gateway.respond import ClientGone
 from llmgw.plane.gateway.route import ModelRoute
 
 log = structlog.get_logger()
@@ -25,8 +24,6 @@ log = structlog.get_logger()
 #: After a refusal that ends the connection, what the client still sends is read and dropped for so long (seconds).
 #: Closing at once would reset the connection, and the client would see that instead of the reason.
 LINGER = 30.0
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Client:
@@ -138,14 +135,14 @@ class Client:
             if path.startswith(b"/v1/"):
                 key = gateway.keyring.admit(request.authorization) if gateway.keyring.on else None
                 if path == b"/v1/models" or path.startswith(b"/v1/models/"):
-                    status = await self._say(request, 200, _encode(self._models(request, key)))
+                    status = await self._say(request, 200, models(self.gateway, request, key))
                 else:
                     ask, model, route = self._route(request, path, key)
                     relay = Relay(gateway, self, request, ask, model, route, key, started)
                     status = await relay.run()
                     keep = keep and relay.whole
             else:
-                status = await self._say(request, *await self._own_page(request, path))
+                status = await self._say(request, *await own_page(self.gateway, request, path))
         except Refusal as refusal:
             status = refusal.status
             keep = keep and not refusal.close
@@ -180,10 +177,10 @@ class Client:
         if b".." in path or b"%2e" in path.lower():
             raise Refusal(400, "The path has '..' in it.", code="bad_request")
         ask = ask_of(request)
-        models = self.gateway.routes.value.models
+        routes = self.gateway.routes.value.models
         name = ask.model
         if name is None:
-            names = [name for name in models if key is None or key.allows(name)]
+            names = [name for name in routes if key is None or key.allows(name)]
             if len(names) != 1:
                 known = f"This gateway serves: {', '.join(sorted(names)[:50])}." if names else "None is served here."
                 raise Refusal(400, f"The request names no 'model'. {known}", code="missing_model", param="model")
@@ -192,44 +189,12 @@ class Client:
             raise Refusal(
                 403, f"This API key may not use the model {name[:200]!r}.", code="model_not_allowed", param="model"
             )
-        route = models.get(name)
+        route = routes.get(name)
         if route is None:
             raise unknown_model(name)
         return ask, name, route
 
-    # --- what the gateway answers itself
-
-    def _models(self, request: Request, key: Key | None) -> dict[str, object]:
-        if request.method not in (b"GET", b"HEAD"):
-            raise Refusal(405, "Models are listed with GET.", code="method_not_allowed", allow="GET, HEAD")
-        models = {
-            name: _model_card(name, route)
-            for name, route in self.gateway.routes.value.models.items()
-            if key is None or key.allows(name)
-        }
-        name = unquote(request.path[len("/v1/models/") :])
-        if not name:
-            return {"object": "list", "data": list(models.values())}
-        if name not in models:
-            raise unknown_model(name)
-        return models[name]
-
-    async def _own_page(self, request: Request, path: bytes) -> tuple[int, bytes, bytes]:
-        gateway = self.gateway
-        if path not in (b"/health", b"/ready", b"/metrics") or (path == b"/metrics" and not gateway.settings.metrics):
-            raise Refusal(404, f"Nothing is served under {request.path[:200]!r}.", code="not_found")
-        if request.method not in (b"GET", b"HEAD"):
-            raise Refusal(405, "This page is read with GET.", code="method_not_allowed", allow="GET, HEAD")
-        if path == b"/health":
-            return 200, b'{"status":"ok"}', b"application/json"
-        if path == b"/ready":
-            ready = any(route.endpoints for route in gateway.routes.value.models.values())
-            if gateway.stopping or not ready:
-                why = "stopping" if gateway.stopping else "no model is ready"
-                return 503, _encode({"status": "unavailable", "reason": why}), b"application/json"
-            return 200, b'{"status":"ready"}', b"application/json"
-        others = await gateway.siblings() if gateway.siblings is not None else ()
-        return 200, page((gateway.counts(), *others)), b"text/plain; version=0.0.4; charset=utf-8"
+    # --- answers
 
     async def _say(self, request: Request, status: int, body: bytes, content_type: bytes = b"application/json") -> int:
         close = request.close or self.gateway.stopping
@@ -297,22 +262,6 @@ class Client:
             seconds=round(monotonic() - started, 3),
             why=why,
         )
-
-
-def unknown_model(name: str) -> Refusal:
-    return Refusal(
-        404,
-        f"The model {name[:200]!r} does not exist here; GET /v1/models lists those that do.",
-        code="model_not_found",
-        param="model",
-    )
-
-
-def _model_card(name: str, route: ModelRoute) -> dict[str, object]:
-    card: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "llmgw", "state": route.state}
-    if route.reason:
-        card["reason"] = route.reason
-    return card
 
 
 def _too_slow(request: Request) -> Refusal:

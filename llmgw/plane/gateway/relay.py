@@ -6,7 +6,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import attrs
-import structlog
 import trio
 
 from llmgw.plane.gateway.ask import Ask, with_model, with_usage
@@ -14,26 +13,20 @@ from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.heads import request_head, response_head
 from llmgw.plane.gateway.keys import Key
 from llmgw.plane.gateway.link import Why, Woken
-from llmgw.plane.gateway.refusal import Refusal, error_event
+from llmgw.plane.gateway.refusal import Refusal
 from llmgw.plane.gateway.requests import Request
+from llmgw.plane.gateway.respond import ClientGone, pass_on, send
 from llmgw.plane.gateway.responses import BrokenResponse
 from llmgw.plane.gateway.route import Endpoint, ModelRoute, ModelState
 from llmgw.plane.gateway.upstream import Unreachable, Upstream, place_of
-from llmgw.plane.gateway.usage import BodyMeter, StreamMeter
 
 if TYPE_CHECKING:
     from llmgw.plane.gateway.client import Client
-
-log = structlog.get_logger()
 
 #: Up to this size head and body of a request leave in one write.
 _ONE_WRITE = 128 << 10
 #: The largest 503 answer that is kept while another replica is tried.
 _MOST_KEPT = 256 << 10
-
-
-class ClientGone(Exception):
-    """The client went away before its answer was whole."""
 
 
 class Stale(Exception):
@@ -76,7 +69,7 @@ class Relay:
         self.started = started
         self.begun = False
         self.whole = False
-        self._status = 502
+        self.status = 502
 
     async def run(self) -> int:
         """Relay it; the status that it ended with. Raises Refusal (nothing was sent) or ClientGone."""
@@ -96,7 +89,7 @@ class Relay:
             finally:
                 gateway.in_flight.end(endpoint.replica)
             if failure is None:
-                return self._status
+                return self.status
             gateway.failed(endpoint, failure.kind, failure.reason)
             if tries >= settings.tries or monotonic() >= retry_until:
                 return await self._give_up(failure, tries)
@@ -107,7 +100,7 @@ class Relay:
         if failure is None:
             raise self._unready(self._why(), 30.0 if self.route.state is ModelState.UNPLACED else 5.0)
         if failure.kept:
-            await self._send(failure.kept)
+            await send(self.client, failure.kept)
             self.whole = True
             return 503
         times = f"; {tries} tries failed" if tries > 1 else ""
@@ -245,7 +238,7 @@ class Relay:
                 return Failure("broken", f"cannot be understood: {broken_response}")
         if responses.status == 503:
             return await self._unavailable(upstream)
-        await self._respond(upstream, endpoint, sent_all=not refused)
+        await pass_on(self, upstream, endpoint, sent_all=not refused)
         return None
 
     def _presentable(self, upstream: Upstream) -> bool:
@@ -291,110 +284,3 @@ class Relay:
         if self.gateway.settings.meter and self.ask.stream and not self.ask.wants_usage:
             body = with_usage(body)
         return body
-
-    # --- the answer
-
-    async def _respond(self, upstream: Upstream, endpoint: Endpoint, *, sent_all: bool) -> None:
-        """Pass the answer on as it comes. From here on nothing is replayed."""
-        gateway, client, request = self.gateway, self.client, self.request
-        link, responses, own = upstream.link, upstream.responses, client.link
-        idle = gateway.settings.stream_idle_within
-        self._status = responses.status
-        close = request.close or gateway.stopping
-        head = response_head(responses, request, close=close)
-        gateway.metrics.answered(self.model, monotonic() - self.started)
-        meter = self._meter(upstream)
-        chunked, pieces = head.chunked, responses.pieces
-        out, tail, cut = head.data, b"", ""
-        self.begun = True
-        while True:
-            if pieces:
-                body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                pieces.clear()
-                if meter is not None:
-                    body = meter.feed(body)
-                if body:
-                    tail = body[-4:] if len(body) > 3 else (tail + body)[-4:]
-                    out += b"%x\r\n%b\r\n" % (len(body), body) if chunked else body
-            if responses.complete:
-                break
-            if out:
-                try:
-                    if (sent := own.write_now(out)) != len(out):
-                        await own.write(out[sent:], gateway.settings.send_within)
-                except (OSError, Woken):
-                    raise ClientGone from None
-                out = b""
-            client.limit = monotonic() + idle
-            try:
-                data = await link.read()
-                if data:
-                    responses.feed(data)
-                    continue
-                if responses.end():
-                    continue
-                cut = "the engine closed the connection"
-            except OSError as broken:
-                cut = f"the connection to the engine broke: {broken.strerror or broken}"
-            except BrokenResponse as broken_response:
-                cut = str(broken_response)
-            except Woken as woken:
-                if woken.why is Why.GONE:
-                    raise ClientGone from None
-                cut = f"the engine sent nothing for {idle:g} s"
-            break
-        client.limit = float("inf")
-        if meter is not None:
-            rest = meter.rest()
-            if rest:
-                out += b"%x\r\n%b\r\n" % (len(rest), rest) if chunked else rest
-            if meter.usage is not None:
-                gateway.metrics.used(
-                    self.model, self.key.name if self.key else "", meter.usage.prompt, meter.usage.completion
-                )
-        if cut:
-            events = responses.event_stream and chunked and not responses.encoded
-            await self._cut(endpoint, cut, out, tail, events=events)
-            return
-        if chunked:
-            out += b"0\r\n\r\n"
-        try:
-            if out and (sent := own.write_now(out)) != len(out):
-                await own.write(out[sent:], gateway.settings.send_within)
-        except (OSError, Woken):
-            raise ClientGone from None
-        # A request that the engine has not read to its end leaves the connection in an unknown state.
-        if not sent_all:
-            responses.reusable = False
-        self.whole = head.reusable
-        gateway.succeeded(endpoint)
-
-    async def _cut(self, endpoint: Endpoint, why: str, out: bytes, tail: bytes, *, events: bool) -> None:
-        """The engine failed in the middle. The client must be able to tell that its answer is not whole.
-
-        The connection ends without the last chunk, or short of the length. A stream of events gets an error event
-        first, the one that OpenAI's clients raise: where the last event is whole, for after half an event it
-        would only make garbage. It never gets a [DONE].
-        """
-        self.gateway.failed(endpoint, "cut", why)
-        log.warning("answer cut", request=self.request.id.decode(), model=self.model, replica=endpoint.replica, why=why)
-        if events and (not tail or tail.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))):
-            event = error_event(f"The answer was cut: {why}.", code="upstream_failed")
-            out += b"%x\r\n%b\r\n" % (len(event), event)
-        self._status = 502
-        if out:
-            await self._send(out)
-
-    def _meter(self, upstream: Upstream) -> StreamMeter | BodyMeter | None:
-        responses = upstream.responses
-        if not self.gateway.settings.meter or responses.status != 200 or responses.encoded:
-            return None
-        if responses.event_stream:
-            return StreamMeter(strip=self.ask.stream and not self.ask.wants_usage)
-        return BodyMeter() if self.ask.json else None
-
-    async def _send(self, data: bytes) -> None:
-        try:
-            await self.client.link.write(data, self.gateway.settings.send_within)
-        except (OSError, Woken):
-            raise ClientGone from None

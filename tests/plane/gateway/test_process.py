@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from llmgw.errors import Conflict
 from llmgw.plane.gateway import feed
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.process import run_gateway
-from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes
+from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes, StaticEndpoint
 from llmgw.plane.gateway.settings import GatewaySettings
 from tests.plane.gateway.parts import STREAM, Browser, Call, Engine, chat, chunk, fine, get, until
 
@@ -53,14 +54,15 @@ class Pair:
         await self.nursery.start(run)
         return in_flight
 
-    async def start(self, workers: int = 2, **settings: object) -> None:
+    async def start(self, workers: int = 2, endpoints: Sequence[StaticEndpoint] = ()) -> None:
         async def run(*, task_status: trio.TaskStatus[tuple[tuple[str, int], ...]]) -> None:
             with self.running:
                 await run_gateway(
-                    GatewaySettings(**settings),  # type: ignore[arg-type]
+                    GatewaySettings(),
                     listen=[("127.0.0.1", 0)],
                     directory=self.directory,
                     workers=workers,
+                    endpoints=endpoints,
                     task_status=task_status,
                 )
             self.ended.set()
@@ -88,7 +90,7 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(nursery: trio.Nursery, tmp_path: Path):  # type: ignore[no-untyped-def]
+async def pair(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Pair]:
     made = Pair(nursery, tmp_path)
     await nursery.start(made.engine.run)
     yield made
@@ -223,3 +225,9 @@ async def test_common_clients_are_served(pair: Pair) -> None:
                 answer = await client.post("/v1/chat/completions", json={"model": "tiny", "messages": []})
                 assert answer.json() == {"ok": True}
     assert pair.engine.script is fine
+
+
+async def test_static_endpoints_need_no_plane(pair: Pair) -> None:
+    await pair.start(workers=1, endpoints=[StaticEndpoint("tiny", f"http://127.0.0.1:{pair.engine.port}")])
+    with trio.fail_after(20):
+        assert await pair.ask(chat()) == (200, b'{"ok":true}')

@@ -690,3 +690,34 @@ async def test_a_get_without_a_model_goes_to_the_only_one_there_is(house: House)
     assert (answer.status, answer.error["code"]) == (400, "missing_model")
     assert "other, tiny" in str(answer.error["message"])
     assert (await house.ask(get(b"/v1/files?model=other"), b"GET")).status == 200
+
+
+async def test_a_slow_client_is_not_taken_for_a_silent_engine(houses: Houses) -> None:
+    house = await houses(stream_idle_within=0.1, send_within=10)
+    sent = b"x" * (8 << 20)
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM + chunk(sent) + b"0\r\n\r\n")
+
+    house.serves(await house.engine(script))
+    browser = await house.browser()
+    await browser.send(chat(stream=True))
+    head = await browser.head()
+    await trio.sleep(0.5)  # the slowness is the point
+    answer = await browser.rest(head)
+    assert answer.whole
+    assert answer.body == sent
+    assert not house.gateway.metrics.failures
+
+
+async def test_a_metered_stream_that_is_cut_ends_at_the_last_whole_event(houses: Houses) -> None:
+    house = await houses(meter=True)
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM + chunk(b'data: 1\n\ndata: {"hal'))
+        call.reset()
+
+    house.serves(await house.engine(script))
+    answer = await house.ask(chat(stream=True))
+    assert not answer.whole
+    assert answer.body.startswith(b'data: 1\n\ndata: {"error":')
