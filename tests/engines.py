@@ -16,10 +16,11 @@ from tempfile import mkdtemp
 import trio
 
 from llmgw.log import Ring
-from llmgw.node.engines import Asking, Command, Objection, Seat, causes
-from llmgw.node.engines.causes import Cause, Ended
+from llmgw.node.engines import Asking, Command, Objection, Seat
+from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.installed import Installed
+from llmgw.node.engines.known import TORCH
 from llmgw.node.engines.llamacpp import LlamaCpp
 from llmgw.node.health import Patience
 from llmgw.node.logs import Logs
@@ -31,6 +32,13 @@ from llmgw.wire.facts import Cpu, Host, ModelName, NodeId, ReplicaId, Resources,
 
 FACTS = Register(node=NodeId("here"), version="1", host=Host(cpu=Cpu(threads=4), memory_bytes=64 << 30))
 SHARD = ShardId("tiny/0/0")
+
+
+async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
+    """Wait for something outside this process (a file, a process) that can tell nobody that it changed."""
+    with trio.fail_after(within):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
 @cache
@@ -87,7 +95,7 @@ class PythonEngine:
         return self._asking
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
-        return causes.probable(causes.TORCH, lines, ended)
+        return probable(TORCH, lines, ended)
 
 
 def shards(

@@ -39,7 +39,7 @@ def belonging(record: Record) -> dict[int, Seen]:
 
 
 async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[int | None, int | None]:
-    """End every process of a run, and return when none is left: the first one's (exit code, signal), if it was our child.
+    """End every process of a run; when none is left, the first one's (exit code, signal) if it was our child.
 
     SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went.
     What even that does not end (a process inside the kernel, waiting for a device) is told to `stubborn` and waited

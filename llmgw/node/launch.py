@@ -21,9 +21,12 @@ from llmgw.node.processes import Seen
 #: What the waiting process exits with when nobody opened the gate.
 NEVER_STARTED = 75
 
-# SIGHUP would end an engine whose agent's terminal closes. A core of an engine is as large as its memory. exec keeps the
-# process id, so what the record says stays true.
-_GATE = 'trap "" HUP; ulimit -c 0 2>/dev/null; read -r go || exit 75; exec "$@" </dev/null'
+# SIGHUP would end an engine whose agent's terminal closes. A core of an engine is as large as its memory. An agent
+# that is spared when memory runs out must not pass that on. exec keeps the process id, so what the record says stays true.
+_GATE = (
+    'trap "" HUP; ulimit -c 0 2>/dev/null; { echo 0 >/proc/self/oom_score_adj; } 2>/dev/null; '
+    'read -r go || exit 75; exec "$@" </dev/null'
+)
 
 
 def launch(

@@ -163,6 +163,7 @@ async def _gpu_memory(spec: ShardSpec, facts: Register, holders: GpuHolders) -> 
         held = sum(process.memory_bytes or 0 for process in mine)
         if gpu.memory_bytes - held < spec.resources.gpu_memory_bytes:
             who = ", ".join(f"{process.pid} ({process.name})" for process in mine)
-            what = f"GPU {gpu.uuid} has {gpu.memory_bytes - held >> 20} MiB free of {spec.resources.gpu_memory_bytes >> 20} wanted"
+            free, wanted = gpu.memory_bytes - held >> 20, spec.resources.gpu_memory_bytes >> 20
+            what = f"GPU {gpu.uuid} has {free} MiB free and {wanted} MiB were asked for"
             return Failure("gpu-memory-taken", what, f"held by {who}")
     return None

@@ -219,10 +219,10 @@ async def until_dead(record: Record, line: Line, patience: Patience, note: Calla
         answer = await line.ask()
         counters = await line.counters() if answer is Answer.WELL else None
         course, dead = judge(course, answer, counters, trio.current_time(), line.asking, patience)
-        if dead is not None and dead.code == "stalled":
-            # The counters may lie (a metric renamed, a prompt of an hour); a token does not.
-            if await line.token(record.model, patience.stalled) is Answer.WELL:
-                course, dead = attrs.evolve(course, moved_at=trio.current_time()), None
+        # Counters may lie (a metric renamed, a prompt of an hour); a token does not.
+        stalled = dead is not None and dead.code == "stalled"
+        if stalled and await line.token(record.model, patience.stalled) is Answer.WELL:
+            course, dead = attrs.evolve(course, moved_at=trio.current_time()), None
         if dead is not None:
             return dead
         odd = answer is not Answer.WELL and course.in_a_row >= 2

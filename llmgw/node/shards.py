@@ -60,7 +60,7 @@ class Shards:
         patience: Patience | None = None,
         give_up_grace: float = 5.0,
     ) -> None:
-        """`directory` is the agent's own. `scopes` None: scopes of systemd where they work. `give_up_grace` in seconds."""
+        """`directory` is the agent's own. `scopes` None: scopes of systemd, where they work."""
         self._state = directory.absolute()
         self._records = Records(self._state / "shards")
         self._scopes = scopes
@@ -146,7 +146,7 @@ class Shards:
     # --- commands --------------------------------------------------------------------------------------
 
     def start(self, order: StartShard) -> None:
-        """Run a shard at a generation (C4). The same again tells its state; an older one is refused by telling the newer."""
+        """Run a shard at a generation (C4). The same again tells its state, and an older one that of the newer."""
         if self._nursery is None:
             self._early.append(order)
             return

@@ -13,7 +13,7 @@ from llmgw.node import processes
 from llmgw.node.engines import environment
 from llmgw.wire.control import DrainShard, StopShard
 from llmgw.wire.facts import ShardState
-from tests.engines import SHARD, order
+from tests.engines import SHARD, order, until
 from tests.supervisor import agent
 
 pytestmark = pytest.mark.real
@@ -32,6 +32,11 @@ def state(tmp_path: Path) -> Iterator[Path]:
 def ours(state: Path) -> set[int]:
     everyone = processes.everyone()
     return {pid for pid in processes.carrying(environment.STATE, str(state), everyone) if everyone[pid].alive}
+
+
+def noted(state: Path, word: str) -> bool:
+    (path,) = (state / "shards").glob("*.json")
+    return word in json.loads(path.read_text())
 
 
 async def test_an_engine_outlives_its_killed_agent_and_the_next_one_adopts_it_without_a_failed_request(
@@ -62,9 +67,7 @@ async def test_an_engine_outlives_its_killed_agent_and_the_next_one_adopts_it_wi
                 )
                 assert adopted.adopted is True
                 so_far = len(answers)
-                with trio.fail_after(20):
-                    while len(answers) < so_far + 5:
-                        await trio.sleep(0.01)
+                await until(lambda: len(answers) >= so_far + 5)
                 nursery.cancel_scope.cancel()
                 assert set(answers) == {200}
                 assert ours(state) == {ready.pid}
@@ -97,9 +100,7 @@ async def test_an_engine_that_died_while_no_agent_watched_is_told_as_failed_with
         await first.give(order(1, engine="python", env={"PROGRAM": program}))
         ready = await first.told("ready")
         assert ready.pid is not None
-        with trio.fail_after(10):
-            while len(ours(state)) < 2:
-                await trio.sleep(0.02)
+        await until(lambda: len(ours(state)) == 2)
         await first.kill()
     os.kill(ready.pid, signal.SIGKILL)
     async with agent(state) as second:
@@ -113,9 +114,7 @@ async def test_a_failure_is_told_again_by_a_later_agent(state: Path) -> None:
     async with agent(state) as first:
         await first.give(order(1, engine="python", env={"PROGRAM": "raise SystemExit(9)"}))
         failed = await first.told("failed")
-        with trio.fail_after(5):
-            while b'"last"' not in next(iter((state / "shards").glob("*.json"))).read_bytes():
-                await trio.sleep(0.02)
+        await until(lambda: noted(state, "last"))
         await first.kill()
     async with agent(state) as second:
         (again,) = await second.adopted()
@@ -131,9 +130,7 @@ async def test_an_agent_killed_while_it_stops_a_shard_is_followed_by_one_that_go
         await first.told("ready")
         await first.give(StopShard(shard=SHARD, generation=1))
         await first.told("stopping")
-        with trio.fail_after(5):
-            while b'"stopping"' not in next(iter((state / "shards").glob("*.json"))).read_bytes():
-                await trio.sleep(0.02)
+        await until(lambda: noted(state, "stopping"))
         await first.kill()
     async with agent(state) as second:
         await second.adopted()
@@ -162,9 +159,7 @@ async def test_draining_is_remembered(state: Path) -> None:
         await first.told("ready")
         await first.give(DrainShard(shard=SHARD, generation=1))
         await first.told("draining")
-        with trio.fail_after(5):
-            while b'"draining"' not in next(iter((state / "shards").glob("*.json"))).read_bytes():
-                await trio.sleep(0.02)
+        await until(lambda: noted(state, "draining"))
         await first.kill()
     async with agent(state) as second:
         assert [status.state for status in await second.adopted()] == [ShardState.DRAINING]
@@ -220,7 +215,5 @@ async def test_the_agents_stdin_gate_keeps_an_engine_from_running_without_a_reco
         f"launch(['/bin/touch', {str(state / 'ran')!r}], dict(os.environ), '/', Path({str(state / 'log')!r}), die)\n"
     )
     done = await trio.run_process([sys.executable, "-c", program], capture_stdout=True, check=False)
-    with trio.fail_after(10):
-        while (seen := processes.look(int(done.stdout))) is not None and seen.alive:
-            await trio.sleep(0.01)
+    await until(lambda: (seen := processes.look(int(done.stdout))) is None or not seen.alive)
     assert not (state / "ran").exists()

@@ -1,9 +1,14 @@
+import sys
+from subprocess import PIPE
+
 import attrs
+import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.node.engines import Asking
-from llmgw.node.health import Answer, Counters, Course, Dead, Patience, counted, judge, served
+from llmgw.node.health import Answer, Counters, Course, Dead, Line, Patience, counted, judge, served
 
 ASKING = Asking(dead_after=2, running=("r",), waiting=("w",), made=("t",))
 PATIENCE = Patience(period=5, refused=3, hung=300, stalled=200)
@@ -79,3 +84,43 @@ def test_any_text_may_stand_where_metrics_should(text: str) -> None:
 def test_only_a_list_of_models_is_read_as_one() -> None:
     assert list(served({"data": [{"id": "a"}, {}, 3]})) == ["a"]
     assert list(served([1])) == list(served({"data": 3})) == []
+
+
+ANSWERS = """
+import http.server, json, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        code = {"/health": 200, "/sick": 503, "/v1/models": 200, "/slow": 200}.get(self.path, 404)
+        if self.path == "/slow":
+            time.sleep(3)
+        body = json.dumps({"data": [{"id": "m"}]}).encode()
+        self.send_response(code); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
+    def do_POST(self):
+        self.send_response(501); self.send_header("Content-Length", "0"); self.end_headers()
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.real
+async def test_each_kind_of_answer_over_real_http_has_its_word() -> None:
+    process = await trio.lowlevel.open_process([sys.executable, "-c", ANSWERS], stdout=PIPE)
+    assert process.stdout is not None
+    async with process.stdout:
+        port = int(await process.stdout.receive_some())
+        words = {}
+        for path in ("/health", "/sick", "/slow"):
+            async with Line(Asking(health=path, timeout=0.5), "127.0.0.1", port) as line:
+                words[path] = await line.ask()
+        async with Line(Asking(), "127.0.0.1", port) as line:
+            assert await line.serves("m") == (Answer.WELL, ("m",))
+            assert await line.serves("other") == (Answer.UNWELL, ("m",))
+            assert await line.token("m", 5) is Answer.WELL  # 501: a model that only embeds is not ill
+            process.kill()
+            await process.wait()
+            words["gone"] = await line.ask()
+    assert words == {"/health": WELL, "/sick": UNWELL, "/slow": SLOW, "gone": REFUSED}

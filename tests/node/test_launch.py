@@ -8,6 +8,7 @@ import trio
 from llmgw.node import processes
 from llmgw.node.launch import launch, scopes_work
 from llmgw.node.processes import Handle, Seen
+from tests.engines import until
 
 pytestmark = pytest.mark.real
 
@@ -47,9 +48,7 @@ async def test_a_record_that_cannot_be_written_means_that_nothing_runs(tmp_path:
 
 async def test_a_hangup_does_not_end_an_engine(tmp_path: Path) -> None:
     seen = launch(["sleep", "100"], dict(os.environ), "/", tmp_path / "log", lambda seen: None)
-    with trio.fail_after(10):
-        while processes.command_line(seen.pid) != "sleep 100":
-            await trio.sleep(0.01)
+    await until(lambda: processes.command_line(seen.pid) == "sleep 100")
     os.kill(seen.pid, signal.SIGHUP)
     os.kill(seen.pid, signal.SIGTERM)
     assert await ended(seen) == (None, signal.SIGTERM)

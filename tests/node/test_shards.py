@@ -11,7 +11,7 @@ from llmgw.node import ending, processes
 from llmgw.node.engines import Asking
 from llmgw.wire.control import DrainShard, StopShard
 from llmgw.wire.facts import ShardId, ShardState
-from tests.engines import SHARD, order, running, shards, tiny_model
+from tests.engines import SHARD, order, running, shards, tiny_model, until
 
 pytestmark = pytest.mark.real
 
@@ -85,9 +85,7 @@ async def test_a_process_that_ignores_sigterm_and_a_child_that_left_its_session_
         ready = await told.until(READY)
         record = told.shards._book.lives[SHARD].record
         assert record is not None
-        with trio.fail_after(10):
-            while len(ending.belonging(record)) < 2:
-                await trio.sleep(0.02)
+        await until(lambda: len(ending.belonging(record)) >= 2)
         everyone = ending.belonging(record)
         assert {seen.session for seen in everyone.values()} != {ready.pid}
         told.shards.stop(StopShard(shard=SHARD, generation=1))
@@ -260,7 +258,7 @@ async def test_a_name_that_could_leave_the_directory_stays_inside_it(tmp_path: P
     async with running(shards(tmp_path / "state")) as told:
         told.shards.start(order(engine="python", shard=ShardId("../../x"), env={"PROGRAM": "print(1)"}))
         await told.until(FAILED)
-        assert [path.name for path in tmp_path.iterdir()] == ["state"]
+        assert os.listdir(tmp_path) == ["state"]
         told.shards.start(order(engine="python", shard=ShardId("x" * 300), env={"PROGRAM": "print(1)"}))
         assert (await told.until(lambda s: s.state is FAILED and len(s.shard) == 300)).cause_code == "bad-name"
 

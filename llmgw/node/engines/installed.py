@@ -146,7 +146,7 @@ class Installed:
 
     async def _try(self, engine: str, place: Whereabouts) -> Found:
         program = place.command[0]
-        if not os.access(program, os.X_OK) or os.path.isdir(program):
+        if not await trio.to_thread.run_sync(_executable, program):
             raise NotFound(
                 f"{engine}: {program} is not a program that this agent may run", remedy="check the node's settings"
             )
@@ -256,6 +256,10 @@ class Installed:
         if cause is None:
             return Failed(f"{what}, saying {lines!r}" if lines else what, remedy="run it by hand")
         return Failed(f"{what}: {cause.text}", remedy=cause.remedy)
+
+
+def _executable(program: str) -> bool:
+    return os.path.isfile(program) and os.access(program, os.X_OK)
 
 
 async def _served(socket: Path, serving: trio.Event, scope: trio.CancelScope) -> None:

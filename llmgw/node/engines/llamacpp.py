@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmgw.node.engines import Asking, Command, Objection, Seat, causes
-from llmgw.node.engines.causes import Cause, Ended
+from llmgw.node.engines import Asking, Command, Objection, Seat
+from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, memory
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.node.engines.known import LLAMACPP
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -123,4 +124,4 @@ class LlamaCpp:
         )
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
-        return causes.probable(causes.LLAMACPP, lines, ended)
+        return probable(LLAMACPP, lines, ended)

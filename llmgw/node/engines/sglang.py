@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmgw.node.engines import Asking, Command, Objection, Seat, causes
-from llmgw.node.engines.causes import Cause, Ended
+from llmgw.node.engines import Asking, Command, Objection, Seat
+from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.node.engines.known import SGLANG
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -108,7 +109,7 @@ class Sglang:
         )
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
-        return causes.probable(causes.SGLANG, lines, ended)
+        return probable(SGLANG, lines, ended)
 
 
 def _bracketed(address: str) -> str:

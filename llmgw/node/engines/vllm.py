@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmgw.node.engines import Asking, Command, Objection, Seat, causes
-from llmgw.node.engines.causes import Cause, Ended
+from llmgw.node.engines import Asking, Command, Objection, Seat
+from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.node.engines.known import VLLM
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -138,7 +139,7 @@ class Vllm:
         )
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
-        return causes.probable(causes.VLLM, lines, ended)
+        return probable(VLLM, lines, ended)
 
 
 def _world(spec: ShardSpec, contents: Contents | None) -> list[Objection]:

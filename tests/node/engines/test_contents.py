@@ -1,5 +1,7 @@
 import json
 import struct
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -102,25 +104,19 @@ def test_a_config_without_weights_is_missing_weights_and_a_broken_config_is_said
 def test_no_bytes_make_the_header_reader_do_anything_but_refuse(data: bytes) -> None:
     with pytest.raises(Broken):
         header(b"GGUF" + data[:3])
-    try:
+    with suppress(Broken):
         header(b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + data)
-    except Broken:
-        pass
 
 
 @given(st.integers(24, 9000), st.integers(0, 255))
 def test_one_wrong_byte_in_a_header_never_crashes_it(at: int, byte: int) -> None:
     data = bytearray(DATA)
     data[at] = byte
-    try:
+    with suppress(Broken):
         header(bytes(data))
-    except Broken:
-        pass
 
 
 def _data() -> bytes:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         return write_tiny(Path(folder) / "m.gguf").read_bytes()[:20000]
 

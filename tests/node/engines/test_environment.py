@@ -3,11 +3,25 @@ from llmgw.wire.facts import ModelName, ShardId, ShardSpec
 from tests.node.engines.specs import FACTS, GPUS, MIG, spec
 
 AGENT = {
-    "PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/usr/local/cuda/lib64", "NCCL_SOCKET_IFNAME": "=ib0",
-    "LLAMA_ARG_PORT": "1", "VLLM_PORT": "tcp://1", "SGLANG_X": "1", "https_proxy": "x", "HTTP_PROXY": "x", "no_proxy": "y",
-    "LLMGW_NODE_TOKEN": "secret", "LD_PRELOAD": "x.so", "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/x",
-    "NOTIFY_SOCKET": "/run/x", "INVOCATION_ID": "1", "OMP_NUM_THREADS": "99", "VIRTUAL_ENV": "/v",
-}  # fmt: skip
+    "PATH": "/bin",
+    "HOME": "/root",
+    "LD_LIBRARY_PATH": "/usr/local/cuda/lib64",
+    "NCCL_SOCKET_IFNAME": "=ib0",
+    "LLAMA_ARG_PORT": "1",
+    "VLLM_PORT": "tcp://1",
+    "SGLANG_X": "1",
+    "https_proxy": "x",
+    "HTTP_PROXY": "x",
+    "no_proxy": "y",
+    "LLMGW_NODE_TOKEN": "secret",
+    "LD_PRELOAD": "x.so",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "PYTHONPATH": "/x",
+    "NOTIFY_SOCKET": "/run/x",
+    "INVOCATION_ID": "1",
+    "OMP_NUM_THREADS": "99",
+    "VIRTUAL_ENV": "/v",
+}
 
 
 def test_nothing_that_would_change_an_engine_comes_through() -> None:

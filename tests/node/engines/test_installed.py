@@ -1,10 +1,10 @@
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from llmgw.errors import Failed, NotFound
+from llmgw.node import processes
 from llmgw.node.engines.installed import Installed, whereabouts
 from llmgw.node.engines.llamacpp import LlamaCpp
 from llmgw.node.engines.vllm import Vllm
@@ -83,7 +83,4 @@ def test_the_version_of_a_python_engine_is_read_beside_its_script_without_starti
 async def test_a_tried_program_leaves_no_process(tmp_path: Path) -> None:
     installed = Installed([LlamaCpp()], state=tmp_path / "marked")
     await installed.found("llamacpp")
-    from llmgw.node import processes
-
     assert list(processes.carrying("LLMGW_STATE", str(tmp_path / "marked"), processes.everyone())) == []
-    assert os.path.isdir(tmp_path)

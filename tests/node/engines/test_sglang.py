@@ -23,7 +23,8 @@ def argv(*args: str, gpus: int = 1, gpu_size: int | None = None, **more: object)
 
 def test_one_gpu() -> None:
     assert argv() == (
-        "sglang serve --model-path /models/m --served-model-name m --host 0.0.0.0 --port 8000 --nccl-port 8020 --enable-metrics"
+        "sglang serve --model-path /models/m --served-model-name m --host 0.0.0.0 --port 8000"
+        " --nccl-port 8020 --enable-metrics"
     )
 
 

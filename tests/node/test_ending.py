@@ -1,0 +1,66 @@
+import pytest
+from msgspec import structs
+from trio.testing import MockClock
+
+from llmgw.node.ending import gpus_returned
+from llmgw.node.prepare import memory_there
+from llmgw.node.records import Record
+from llmgw.wire.facts import GpuProcess
+from tests.node.engines.specs import FACTS, GPUS, spec
+from tests.node.test_records import record
+
+
+class Holders:
+    """A driver that shows one answer after the other, then the last for ever."""
+
+    def __init__(self, *answers: tuple[GpuProcess, ...]) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def __call__(self) -> tuple[GpuProcess, ...]:
+        self.asked += 1
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+OURS = GpuProcess(GPUS[0], 100, "VLLM::Worker", 60 << 30)
+FOREIGN = GpuProcess(GPUS[0], 900, "python", 50 << 30)
+ELSEWHERE = GpuProcess(GPUS[3], 901, "python", 50 << 30)
+
+
+@pytest.fixture
+def run() -> Record:
+    return structs.replace(record(pid=100), spec=spec("vllm", gpus=1))
+
+
+async def test_a_shard_is_stopped_only_once_its_gpu_memory_is_back(run: Record, autojump_clock: MockClock) -> None:
+    holders, told = Holders((OURS, ELSEWHERE), (OURS,), ()), list[str]()
+    assert await gpus_returned(run, frozenset({100, 101}), holders, told.append) == ""
+    assert (holders.asked, told) == (3, [])
+
+
+async def test_memory_that_does_not_come_back_is_told_by_pid(run: Record, autojump_clock: MockClock) -> None:
+    told = list[str]()
+    await gpus_returned(run, frozenset({100}), Holders(*[(OURS,)] * 12, ()), told.append)
+    assert "100 (VLLM::Worker, 61440 MiB on GPU-00000000" in told[0]
+
+
+async def test_who_else_holds_memory_there_is_named_and_not_waited_for(run: Record, autojump_clock: MockClock) -> None:
+    words = await gpus_returned(run, frozenset({100}), Holders((FOREIGN, ELSEWHERE)), lambda words: None)
+    assert "900 (python" in words
+    assert "901" not in words
+
+
+async def test_a_start_waits_for_memory_that_was_just_given_up(autojump_clock: MockClock) -> None:
+    wanted = spec("vllm", gpus=1, gpu_memory=40 << 30)
+    assert await memory_there(wanted, FACTS, Holders((FOREIGN,), (FOREIGN,), ())) is None
+    failure = await memory_there(wanted, FACTS, Holders((FOREIGN,)))
+    assert failure is not None
+    assert failure.code == "gpu-memory-taken"
+    assert "900 (python)" in failure.detail
+
+
+async def test_more_memory_than_the_host_has_free_is_refused(autojump_clock: MockClock) -> None:
+    failure = await memory_there(spec("llamacpp", memory=1 << 60), FACTS, None)
+    assert failure is not None
+    assert failure.code == "not-enough-memory"
+    assert await memory_there(spec("llamacpp", memory=1 << 20), FACTS, None) is None
