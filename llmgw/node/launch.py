@@ -22,7 +22,8 @@ from llmgw.node.processes import Seen
 NEVER_STARTED = 75
 
 # SIGHUP would end an engine whose agent's terminal closes. A core of an engine is as large as its memory. An agent
-# that is spared when memory runs out must not pass that on. exec keeps the process id, so what the record says stays true.
+# that is spared when memory runs out must not pass that on. exec keeps the process id, so what the record says stays
+# true.
 _GATE = (
     'trap "" HUP; ulimit -c 0 2>/dev/null; { echo 0 >/proc/self/oom_score_adj; } 2>/dev/null; '
     'read -r go || exit 75; exec "$@" </dev/null'
