@@ -92,7 +92,7 @@ class Installed:
     ) -> None:
         self._adapters = {adapter.name: adapter for adapter in adapters}
         self._commands = dict(commands or {})
-        self._state = state
+        self._state = state.absolute()
         self._tried: dict[str, tuple[tuple[object, ...], Found | LlmgwError]] = {}
         self._trying = {name: trio.Lock() for name in self._adapters}
         self.changed: Cell[int] = Cell(0)
