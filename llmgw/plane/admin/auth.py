@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import cast
 
 import attrs
+import structlog
 from quart import Request
 
-from llmgw.errors import Refused
+from llmgw.errors import LlmgwError, Refused
 from llmgw.plane.admin.connection import Caller
 from llmgw.plane.certs import Authority
+
+log = structlog.get_logger("llmgw.admin")
 
 #: The session's cookie. The prefix makes browsers insist on Secure, Path=/ and this very host.
 COOKIE = "__Host-llmgw"
@@ -71,6 +74,15 @@ def caller_of(request: Request) -> Caller:
 Administrator = Callable[[str], str | None]
 
 
+def whose(administrator: Administrator, token: str) -> str | None:
+    """As `administrator` says; tokens that cannot be read now are nobody's, and a stranger hears nothing of why."""
+    try:
+        return administrator(token)
+    except LlmgwError as error:
+        log.error("administrators' tokens cannot be read: none counts", error=str(error))
+        return None
+
+
 def identify(
     request: Request, administrator: Administrator, authority: Authority, sessions: Sessions, now: float
 ) -> str:
@@ -81,7 +93,7 @@ def identify(
             raise Unauthenticated(
                 f"the authorization scheme {scheme!r} is not understood", remedy="send `Authorization: Bearer TOKEN`"
             )
-        who = administrator(token.strip())
+        who = whose(administrator, token.strip())
         if who is None:
             raise Unauthenticated(
                 "the token is not an administrator's token of this plane",

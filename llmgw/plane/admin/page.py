@@ -8,7 +8,7 @@ from quart import Blueprint, Response, redirect, render_template, request
 from werkzeug.wrappers import Response as Redirect
 
 from llmgw.errors import LlmgwError, Refused
-from llmgw.plane.admin.auth import COOKIE, SESSION_SECONDS, identify
+from llmgw.plane.admin.auth import COOKIE, SESSION_SECONDS, identify, whose
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -35,11 +35,11 @@ def blueprint(admin: Admin) -> Blueprint:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise Refused("another site sent this form")
         token = (await request.form).get("token", "").strip()
-        who = admin.administrator(token)
+        who = whose(admin.administrator, token)
         if who is None:
             problem = "This is not an administrator's token of this plane."
             return await render_template("login.html", plane=admin.name, problem=problem), 401
-        cookie = admin.sessions.open(who, admin.clock(), lambda: admin.administrator(token) is not None)
+        cookie = admin.sessions.open(who, admin.clock(), lambda: whose(admin.administrator, token) is not None)
         response = redirect("/", 303)
         response.set_cookie(
             COOKIE, cookie, max_age=int(SESSION_SECONDS), secure=True, httponly=True, samesite="Strict", path="/"

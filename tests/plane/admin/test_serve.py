@@ -118,6 +118,15 @@ async def test_a_token_that_was_taken_out_of_the_file_opens_nothing_any_more(rig
         assert (await http.get("/api/v1/status")).status_code == 401
 
 
+async def test_without_the_file_of_tokens_none_counts_and_nobody_hears_where_it_was(rig: Rig) -> None:
+    (rig.directory / ADMIN_TOKEN).rename(rig.directory / "away")
+    headers = {"Authorization": f"Bearer {(rig.directory / 'away').read_text().strip()}"}
+    async with rig.client(token=False) as http:
+        response = await http.get("/api/v1/status", headers=headers)
+    assert error(response) == (401, "not-authenticated")
+    assert str(rig.directory) not in response.text
+
+
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
