@@ -31,6 +31,7 @@ import trio
 from llmgw import pki, tls
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.codec import agent_codec, encode
+from llmgw.wire.counters import Packer
 from llmgw.wire.facts import GpuLoad, HostLoad, NodeId, Port, PortLoad
 
 COUNTERS = (  # a port's legacy counters, and three of its hardware counters
@@ -47,7 +48,7 @@ def gpu(n: int) -> GpuLoad:
     )
 
 
-def port(n: int) -> PortLoad:
+def port_load(n: int) -> PortLoad:
     counters = {name: (n + 1) * 1_234_567_890 + at for at, name in enumerate(COUNTERS)}
     return PortLoad(f"mlx5_{n}", 1, "ACTIVE", "LinkUp", 400.0, 1, counters)
 
@@ -57,7 +58,7 @@ def heartbeat(full: bool = True) -> Heartbeat:
     load = HostLoad(12.5, 3.25, 1 << 40, 1.7e9)
     if not full:
         return Heartbeat(load=load)
-    return Heartbeat(load=load, gpus=tuple(map(gpu, range(8))), ports=tuple(map(port, range(8))))
+    return Heartbeat(load=load, gpus=tuple(map(gpu, range(8))), ports=tuple(map(port_load, range(8))))
 
 
 def register(n: int) -> Register:
@@ -162,7 +163,7 @@ def protobuf() -> Any:
     def message(name: str, fields: list[tuple[str, int, str]]) -> None:
         made = file.message_type.add(name=name)
         for number, (field, type_, of) in enumerate(fields, 1):
-            one = made.field.add(name=field, number=number, type=type_)  # type: ignore[arg-type]
+            one = made.field.add(name=field, number=number, type=type_)
             one.label = kind.LABEL_REPEATED if of else kind.LABEL_OPTIONAL
             if of:
                 one.type_name = f".b.{of}"
@@ -187,8 +188,8 @@ def protobuf() -> Any:
         [("load", kind.TYPE_BYTES, ""), ("gpus", kind.TYPE_MESSAGE, "Gpu"), ("ports", kind.TYPE_MESSAGE, "Port")],
     )
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("b.Beat"))  # type: ignore[no-untyped-call]
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("b.Beat"))
 
 
 def protobuf_heartbeat() -> bytes:
@@ -196,9 +197,9 @@ def protobuf_heartbeat() -> bytes:
     for load in source.gpus or ():
         values = (70 << 30, 97, 61, 640.5, 0, 5, 16, 0, 0, 0, 0, 0, 0)
         beat.gpus.add(uuid=load.uuid, **{f"n{at}": value for at, value in enumerate(values)})
-    for load in source.ports or ():
-        one = beat.ports.add(device=load.device, number=1, state="ACTIVE", physical="LinkUp", rate=400.0, sm_lid=1)
-        for name, value in load.counters.items():
+    for port in source.ports or ():
+        one = beat.ports.add(device=port.device, number=1, state="ACTIVE", physical="LinkUp", rate=400.0, sm_lid=1)
+        for name, value in port.counters.items():
             one.counters.add(name=name, value=value)
     return bytes(beat.SerializeToString())
 
@@ -257,13 +258,15 @@ async def paced(send: Callable[[], Awaitable[object]], every: float, until: floa
 async def load_websocket(where: Path, port: int, agents: int, rate: float, seconds: float, ours: bool) -> int:
     from websockets.asyncio.client import connect
 
-    data = encode(heartbeat())
+    packer = Packer()
+    first, data = encode(packer.pack(heartbeat())), encode(packer.pack(heartbeat()))
     sockets = []
     for n in range(agents):
         url = f"wss://127.0.0.1:{port}/agent"
         sockets.append(await connect(url, ssl=client_side(where, n), compression=None, ping_interval=None))
         if ours:
             await sockets[-1].send(encode(register(n)))
+            await sockets[-1].send(first)
 
     async def drain(socket: Any) -> None:
         async for _ in socket:
@@ -365,8 +368,8 @@ def main() -> None:
         SERVERS[sys.argv[2]](Path(sys.argv[3]), int(sys.argv[4]))
         return
     if len(sys.argv) > 2 and sys.argv[1] == "load":
-        name, where, port, agents, rate, seconds = sys.argv[2:8]
-        load(name, Path(where), int(port), int(agents), float(rate), float(seconds))
+        name, directory, *numbers = sys.argv[2:8]
+        load(name, Path(directory), int(numbers[0]), int(numbers[1]), float(numbers[2]), float(numbers[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8.0)
@@ -374,12 +377,14 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
+    told = Packer()
+    told.pack(heartbeat())
     print(
-        f"heartbeat: {len(encode(heartbeat()))} bytes here, {len(protobuf_heartbeat())} as protobuf; "
+        f"heartbeat: {len(encode(told.pack(heartbeat())))} bytes here, {len(protobuf_heartbeat())} as protobuf; "
         f"an idle node's: {len(encode(heartbeat(full=False)))}"
     )
-    with tempfile.TemporaryDirectory() as directory:
-        where = Path(directory)
+    with tempfile.TemporaryDirectory() as place:
+        where = Path(place)
         certificates(where, options.agents)
         best: dict[str, float] = {}
         for _ in range(options.rounds):  # interleaved, so that a noisy moment does not hit one contender alone

@@ -36,6 +36,7 @@ from llmgw.wire.control import (
     Withdraw,
     tag_of,
 )
+from llmgw.wire.counters import Packer
 from llmgw.wire.stream import Closed, Frames
 
 log = structlog.get_logger("llmgw.stream")
@@ -102,6 +103,7 @@ class PlaneStream:
         self._liveness = trio.CancelScope()
         self._period = 5.0
         self._beats: Beats
+        self._packer = Packer()
         self._pace_changed = trio.Event()
 
     async def run(self) -> Goodbye:
@@ -183,7 +185,7 @@ class PlaneStream:
         while True:
             with trio.move_on_after(self._period):
                 await self._pace_changed.wait()  # a new pace counts from now
-            self._outbox.put(await self._beats.next())
+            self._outbox.put(self._packer.pack(await self._beats.next()))
 
     async def _follow_hardware(self) -> None:
         hardware = self._duties.hardware()

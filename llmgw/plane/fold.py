@@ -103,7 +103,10 @@ def _heartbeat(world: World, id: NodeId, beat: Heartbeat, now: float, clock: flo
     if beat.port_facts is not None:
         ports = beat.port_facts
     if beat.ports is not None:
-        changes["ports"], ports, more = _ports(node, ports, beat.ports, now, clock)
+        names = node.counters
+        if beat.counters is not None:
+            changes["counters"] = names = beat.counters
+        changes["ports"], ports, more = _ports(node, ports, beat.ports, names, now, clock)
         events += more
     matters = False
     if node.facts is not None:
@@ -147,15 +150,20 @@ def _freshened(facts: Register, beat: Heartbeat, ports: tuple[Port, ...]) -> Reg
 
 
 def _ports(
-    node: Node, ports: tuple[Port, ...], loads: tuple[PortLoad, ...], now: float, clock: float
+    node: Node,
+    ports: tuple[Port, ...],
+    loads: tuple[PortLoad, ...],
+    names: tuple[str, ...],
+    now: float,
+    clock: float,
 ) -> tuple[Map[tuple[str, int], Reading], tuple[Port, ...], list[Event]]:
-    """Readings with rates, the ports' facts with the state they have now, and an event for each that changed.
+    """Readings, the ports' facts with the state they have now, and an event for each that changed.
 
     The list is the whole truth: a port that it does not name is not there any more (SE06).
     """
     by_key = {(load.device, load.number): load for load in loads}
     readings: Map[tuple[str, int], Reading] = Map(
-        {key: reading(node.ports.get(key), load, now) for key, load in by_key.items()}
+        {key: reading(node.ports.get(key), load, now, names) for key, load in by_key.items()}
     )
     events: list[Event] = []
     kept: list[Port] = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from immutables import Map
-
 from llmgw.plane.world import Reading
+from llmgw.wire.counters import counters
 from llmgw.wire.facts import PortLoad
 
 #: A reading older than this says nothing about a rate now, in seconds.
@@ -51,14 +50,17 @@ def rate(name: str, before: int | None, after: int, seconds: float) -> float | N
     return (after - before) * (WORD_BYTES if name in WORD_COUNTERS else 1) / seconds
 
 
-def reading(before: Reading | None, load: PortLoad, now: float) -> Reading:
-    """A port's new reading with the rates since the one before."""
-    counters = load.counters
-    if not counters:
-        return Reading(load, now)
+def reading(before: Reading | None, load: PortLoad, now: float, names: tuple[str, ...] = ()) -> Reading:
+    """A port's new reading, with the one before it."""
     if before is None:
-        return Reading(load, now, Map(dict.fromkeys(counters)))
-    earlier, seconds = before.load.counters, now - before.at
-    return Reading(
-        load, now, Map({name: rate(name, earlier.get(name), value, seconds) for name, value in counters.items()})
-    )
+        return Reading(load, now, names)
+    return Reading(load, now, names, before.load, before.at)
+
+
+def rates(reading: Reading) -> dict[str, float | None]:
+    """Every counter's rate between a port's last two readings, by name."""
+    now = counters(reading.load, reading.names)
+    if reading.before is None:
+        return dict.fromkeys(now)
+    earlier, seconds = counters(reading.before, reading.names), reading.at - reading.before_at
+    return {name: rate(name, earlier.get(name), value, seconds) for name, value in now.items()}

@@ -94,11 +94,17 @@ class Ack:
 
 @attrs.frozen
 class Reading:
-    """The last counters of a port and the rates between it and the one before (B5): per second, by counter name."""
+    """The last counters of a port and the ones before, of which `rates.rates` makes numbers per second (B5).
+
+    Nothing is computed here: a heartbeat brings hundreds of counters, and hardly anyone looks. `names` are those that
+    the loads' values follow.
+    """
 
     load: PortLoad
     at: float
-    rates: Map[str, float | None] = Map()
+    names: tuple[str, ...] = ()
+    before: PortLoad | None = None
+    before_at: float = 0.0
 
 
 @attrs.frozen
@@ -124,6 +130,7 @@ class Node:
     shard_loads: Map[ShardId, ShardLoad] = Map()
     gpu_loads: Map[str, GpuLoad] = Map()
     gpu_processes: tuple[GpuProcess, ...] = ()
+    counters: tuple[str, ...] = ()  # the names that its ports' counters follow on the wire
     ports: Map[tuple[str, int], Reading] = Map()
     problems: Map[tuple[str, str], OpenProblem] = Map()  # by (subject, code)
     acks: Map[tuple[str, str], Ack] = Map()  # as problems; one that comes and goes stays quiet

@@ -99,6 +99,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear
     memory_bytes: int | None = None
     installs: tuple[EngineInstall, ...] | None = None
     weights: tuple[Weights, ...] | None = None
+    counters: tuple[str, ...] | None = None  # the names that `PortLoad.values` follow, from now on
 
 
 class Working(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="working"):

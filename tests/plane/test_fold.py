@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from llmgw.plane.events import Event
 from llmgw.plane.fold import fold
+from llmgw.plane.rates import rates
 from llmgw.plane.world import Node, Stage, World
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.facts import (
@@ -190,8 +191,9 @@ def test_ports_that_vanished_do_not_linger() -> None:
 def test_rates_come_from_two_heartbeats() -> None:
     before = world(replace(register("n1"), ports=(Port(device="mlx5_0", state="ACTIVE"),)))
     _, _, before = say(before, Heartbeat(ports=(PortLoad("mlx5_0", 1, "ACTIVE", counters={"port_xmit_data": 0}),)))
-    node, _, _ = say(before, Heartbeat(ports=(PortLoad("mlx5_0", 1, "ACTIVE", counters={"port_xmit_data": 500}),)), 15.0)
-    assert node.ports["mlx5_0", 1].rates["port_xmit_data"] == 200.0
+    load = PortLoad("mlx5_0", 1, "ACTIVE", counters={"port_xmit_data": 500})
+    node, _, _ = say(before, Heartbeat(ports=(load,)), 15.0)
+    assert rates(node.ports["mlx5_0", 1])["port_xmit_data"] == 200.0
 
 
 def master(guid: str, port: str = "mlx5_0", state: str = "master") -> PortManagers:

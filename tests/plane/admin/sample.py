@@ -123,9 +123,10 @@ def gpu_node() -> Node:
         ports=Map(
             {
                 ("mlx5_0", 1): Reading(
-                    PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": 1000, "symbol_error": 2}),
+                    PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": 1 << 33, "port_xmit_data": 7}),
                     NOW - 2,
-                    Map({"port_rcv_data": 5e9, "port_xmit_data": None}),
+                    before=PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": (1 << 33) - 2_500_000_000}),
+                    before_at=NOW - 4,
                 )
             }
         ),
