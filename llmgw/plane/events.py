@@ -102,10 +102,10 @@ class Events:
             except msgspec.MsgspecError:
                 continue  # written by another version: history is not worth refusing to start for
             if event.id > self.latest.value:
+                if not self.latest.value:
+                    self._written_from = event.id
                 self._ring.append(event)
                 self.latest.set(event.id)
-        if self._ring:
-            self._written_from = self._ring[0].id
 
     def due(self) -> tuple[dict[str, bytes], tuple[str, ...], int]:
         """What the next commit should write and delete, and a mark for `written`."""

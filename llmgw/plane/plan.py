@@ -87,21 +87,21 @@ class _Planner:
 
     def _going(self, shard: Shard) -> None:
         node = self.world.nodes.get(shard.node)
-        since = self.now if shard.want_at is None else shard.want_at
         if node is None or node.stage is Stage.LOST:
             self._drop(shard, f"{shard.node} is {'not known' if node is None else 'lost'}")
         elif shard.status is not None and shard.state in ENDED:
             self._drop(shard, f"it has {shard.state.value}")
         elif shard.want is Want.DRAIN:
-            due = self.now if shard.want_at is None else since + self.settings.drain
+            due = self.now if shard.want_at is None else shard.want_at + self.settings.drain
             if shard.state not in (ShardState.READY, ShardState.DRAINING) or due <= self.now:
                 self.steps.append(Stop(shard.id, shard.why or "it is drained"))
             else:
                 self._look(due)
         elif shard.status is None and node.connected and node.facts is not None:
-            # Placed and unwanted before a word of it came: after a while there is nothing to stop.
+            # Unwanted before a word of it came, and told to stop meanwhile: after a while there is nothing to stop.
+            since = max(node.facts_at or 0.0, shard.want_at if shard.want_at is not None else 0.0)
             silent_until = since + 2 * self.settings.resend
-            if shard.want_at is not None and silent_until <= self.now:
+            if silent_until <= self.now:
                 self._drop(shard, "its node never heard of it")
             else:
                 self._look(silent_until)

@@ -1,0 +1,134 @@
+"""What a node's word makes of a shard: transitions, failures, strays (C5, B7, D4)."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from llmgw.plane.attempts import HOPELESS, delay
+from llmgw.plane.world import DEFAULT, Want, World
+from llmgw.wire.facts import Progress, ShardId, ShardState
+from tests.plane.worlds import fold_events, hear, model, register, settle, status, world
+
+ID = ShardId("tiny-0-0")
+
+
+def placed() -> World:
+    return settle(world(register("n1"), register("n2"), models=[model()]))[0]
+
+
+def test_each_transition_is_one_event_with_before_and_after() -> None:
+    here, texts = placed(), []
+    for now, state in enumerate((ShardState.STARTING, ShardState.FETCHING, ShardState.READY, ShardState.DRAINING), 1):
+        before = here.version
+        here, events = fold_events(here, "n1", status(ID, 1, state), float(now))
+        texts += [event.text for event in events]
+        assert here.version == before + 1
+    assert texts == [
+        "tiny-0-0 on n1: starting",
+        "tiny-0-0 on n1: starting -> fetching",
+        "tiny-0-0 on n1: fetching -> ready",
+        "tiny-0-0 on n1: ready -> draining",
+    ]
+
+
+def test_progress_is_never_a_transition() -> None:
+    here = hear(placed(), "n1", status(ID, 1, ShardState.FETCHING), 1.0)
+    for done in range(5):
+        said = status(ID, 1, ShardState.FETCHING, progress=Progress("weights", done, 10))
+        after, events = fold_events(here, "n1", said, 2.0 + done)
+        assert (events, after.version) == ((), here.version)
+        here = after
+    shard = here.shards[ID]
+    assert shard.status is not None
+    assert shard.status.progress == Progress("weights", 4, 10)
+    assert shard.status_at == 1.0
+
+
+def test_the_same_told_again_changes_nothing_at_all() -> None:
+    here = hear(placed(), "n1", status(ID), 1.0)
+    after, events = fold_events(here, "n1", status(ID), 9.0)
+    assert (after.shards, after.version, events) == (here.shards, here.version, ())
+
+
+def test_a_new_port_matters_to_routes_but_is_no_event() -> None:
+    here = hear(placed(), "n1", status(ID), 1.0)
+    after, events = fold_events(here, "n1", status(ID, port=9001), 2.0)
+    assert (events, after.version) == ((), here.version + 1)
+
+
+def test_a_failure_says_signal_or_exit_code_cause_and_last_line() -> None:
+    here = hear(placed(), "n1", status(ID), 1.0)
+    said = status(ID, 1, ShardState.FAILED, signal="SIGKILL", cause="out of memory", lines=("a", "killed"))
+    after, (event,) = fold_events(here, "n1", said, 5.0)
+    assert event.text == "tiny-0-0 on n1: ready -> failed (signal SIGKILL, out of memory)"
+    assert event.data["last_line"] == "killed"
+    shard = after.shards[ID]
+    assert (shard.restarts, shard.not_before, shard.ready_at) == (1, 5.0, None)
+    coded = status(ID, 1, ShardState.FAILED, exit_code=1)
+    assert fold_events(here, "n1", coded, 5.0)[1][0].text.endswith("(exit code 1)")
+
+
+def test_a_failure_that_is_told_again_after_a_reconnect_is_counted_once() -> None:
+    said = status(ID, 1, ShardState.FAILED, exit_code=1)
+    here = hear(placed(), "n1", said, 5.0)
+    here = hear(here, "n1", register("n1", shards=[said]), 6.0)
+    assert here.shards[ID].restarts == 1
+
+
+def test_a_stop_that_was_asked_for_is_no_failure() -> None:
+    here = hear(placed(), "n1", status(ID), 1.0)
+    shard = attrs.evolve(here.shards[ID], want=Want.STOP)
+    here = attrs.evolve(here, shards=here.shards.set(ID, shard))
+    here = hear(here, "n1", status(ID, 1, ShardState.STOPPED), 2.0)
+    assert (here.shards[ID].restarts, here.shards[ID].last_failure) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("node", "generation", "words"),
+    [
+        pytest.param("n1", 0, "generation 1 has replaced it", id="older"),
+        pytest.param("n1", 2, "the newest generation known here is 1", id="newer"),
+        pytest.param("n2", 1, "it is placed on n1 at generation 1", id="elsewhere"),
+    ],
+)
+def test_what_is_told_of_another_generation_or_place_is_a_stray(node: str, generation: int, words: str) -> None:
+    here = hear(placed(), "n1", status(ID), 1.0)
+    after, (event,) = fold_events(here, node, status(ID, generation), 2.0)
+    assert after.shards == here.shards
+    assert event.kind == "shard-stray"
+    assert words in event.text
+    assert after.strays[node, ID].status.generation == generation  # type: ignore[index]
+    gone, _ = fold_events(after, node, status(ID, generation, ShardState.STOPPED), 3.0)
+    assert (len(gone.strays), gone.shards) == (0, here.shards)
+
+
+def test_a_shard_that_nothing_placed_is_a_stray_told_once() -> None:
+    here, (event,) = fold_events(world(register("n1")), "n1", status("x-0-0"), 1.0)
+    assert "nothing placed it" in event.text
+    after, events = fold_events(here, "n1", replace(status("x-0-0"), detail="still"), 2.0)
+    assert (events, after.version) == ((), here.version)
+
+
+def test_a_dead_shard_that_nothing_placed_is_no_stray() -> None:
+    here = world(register("n1"))
+    assert fold_events(here, "n1", status("x-0-0", 1, ShardState.FAILED), 1.0)[0].strays == here.strays
+
+
+def test_an_empty_list_of_shards_clears_the_nodes_strays() -> None:
+    here = hear(world(register("n1"), register("n2")), "n1", status("x-0-0"), 1.0)
+    here = hear(here, "n2", status("y-0-0"), 1.0)
+    here = hear(here, "n1", register("n1"), 2.0)
+    assert list(here.strays) == [("n2", "y-0-0")]
+
+
+@given(st.integers(1, 10_000), st.booleans(), st.sampled_from(["", *sorted(HOPELESS)]))
+def test_delays_grow_and_stay_within_their_caps(failures: int, was_ready: bool, cause: str) -> None:
+    now = delay(failures, was_ready=was_ready, cause_code=cause, settings=DEFAULT)
+    following = delay(failures + 1, was_ready=was_ready, cause_code=cause, settings=DEFAULT)
+    cap = DEFAULT.hopeless_cap if cause else DEFAULT.restart_cap
+    assert 0.0 <= now <= following <= cap
+    assert cause == "" or now >= DEFAULT.hopeless

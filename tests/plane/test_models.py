@@ -1,0 +1,181 @@
+"""models.toml, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from immutables import Map
+
+from llmgw.errors import BadInput
+from llmgw.plane.models import models_of, revised
+from llmgw.plane.world import Model, Profile
+from llmgw.toml import BadToml
+from llmgw.wire.facts import Resources
+from tests.plane.worlds import model, profile
+
+WHOLE = """
+[profiles.small]
+engine = "llamacpp"
+engine_version = "b10068"
+source = "/models/tiny.gguf"
+args = ["--jinja"]
+env = { OMP_WAIT_POLICY = "passive" }
+context = 4096
+ready_within = "5m"
+grace = 10
+labels = { zone = "a" }
+resources = { cpu_threads = 1, memory = "512MiB", disk = "3 MB" }
+
+[[models]]
+name = "tiny"
+profile = "small"
+replicas = 2
+
+[[models]]
+name = "org/other"
+profile = "small"
+args = []
+resources = { cpu_threads = 2 }
+
+[[models]]
+name = "big"
+engine = "vllm"
+source = "hf://org/big"
+resources = { gpus = 8, gpu_memory = "80GiB", compute_capability = "9.0" }
+"""
+
+
+def test_a_whole_file_is_read() -> None:
+    big, other, tiny = models_of(WHOLE)
+    assert tiny == Model(
+        name="tiny",
+        replicas=2,
+        profile=Profile(
+            engine="llamacpp",
+            engine_version="b10068",
+            source="/models/tiny.gguf",
+            args=("--jinja",),
+            env={"OMP_WAIT_POLICY": "passive"},
+            context=4096,
+            ready_within=300.0,
+            grace=10.0,
+            labels={"zone": "a"},
+            resources=Resources(cpu_threads=1, memory_bytes=512 << 20, disk_bytes=3_000_000),
+        ),
+    )
+    assert (other.name, other.replicas, other.profile.args) == ("org/other", 1, ())
+    assert other.profile.resources == Resources(cpu_threads=2, memory_bytes=512 << 20, disk_bytes=3_000_000)
+    assert big.profile.resources == Resources(gpus=8, gpu_memory_bytes=80 << 30, compute_capability=(9, 0))
+
+
+def test_a_profile_may_stand_inside_its_model() -> None:
+    text = '[[models]]\nname = "a"\nprofile = { engine = "vllm", source = "/m" }\ncontext = 10'
+    (found,) = models_of(text)
+    assert (found.profile.engine, found.profile.source, found.profile.context) == ("vllm", "/m", 10)
+
+
+def test_an_empty_file_wants_nothing() -> None:
+    assert models_of("") == ()
+
+
+def test_no_replicas_at_all_may_be_wanted() -> None:
+    (found,) = models_of('[[models]]\nname = "a"\nengine = "vllm"\nsource = "/m"\nreplicas = 0')
+    assert found.replicas == 0
+
+
+def test_engines_may_be_written_as_people_write_them() -> None:
+    (found,) = models_of('[[models]]\nname = "a"\nengine = "llama.cpp"\nsource = "/m"')
+    assert found.profile.engine == "llamacpp"
+
+
+A = '[[models]]\nname = "a"\nengine = "vllm"\nsource = "/m"\n'
+BAD = [
+    ("x =", "models.toml, line 1, column 4: not TOML"),
+    ('[[models]]\nname = "a\n', "models.toml, line 2, column"),
+    ("models = 3", "models: tables are due, not the number 3"),
+    ("[models]\nname = 3", "write [[models]]"),
+    ("[profiles]\nsmall = 3", "profiles.small: a table is due"),
+    ("[[model]]", "unknown key 'model': did you mean 'models'?"),
+    (A + "replica = 2", "line 5: unknown key 'replica' in [models[0]]: did you mean 'replicas'?"),
+    (A + "resources = { gpu = 1 }", "line 5: unknown key 'gpu' in [models[0].resources]: did you mean 'gpus'?"),
+    ("[profiles.s]\nenigne = 'vllm'", "line 2: unknown key 'enigne' in [profiles.s]: did you mean 'engine'?"),
+    ("[[models]]\nengine = 'vllm'", "line 1: models[0]: the key 'name' is missing"),
+    ('[[models]]\nname = "a"\nsource = "/m"', "line 1: models[0]: the key 'engine' is missing"),
+    ('[[models]]\nname = "a"\nengine = "vllm"', "line 1: models[0]: the key 'source' is missing"),
+    ('[[models]]\nname = "a"\nengine = "vlm"\nsource = "/m"', "there is no engine 'vlm': did you mean 'vllm'?"),
+    ('[[models]]\nname = "a"\nengine = "tgi"\nsource = "/m"', "use one of llamacpp, sglang, vllm"),
+    ('[profiles.small]\n[[models]]\nname = "a"\nprofile = "smal"', "line 4: models[0].profile: there is no profile 'smal'"),
+    ('[[models]]\nname = "a"\nprofile = "x"', "known profiles are: none"),
+    (A + A, "two models are called 'a'"),
+    (A.replace('"a"', '"a/b"') + A.replace('"a"', '"a_b"'), "are one in names of files"),
+    (A + "replicas = -1", "line 5: models[0].replicas: -1 replicas cannot be meant"),
+    (A + "replicas = 2.5", "replicas: a whole number is due, not the number 2.5"),
+    (A + "replicas = true", "a whole number is due, not true"),
+    (A + "replicas = 1000000", "cannot be meant"),
+    (A + 'args = "--x"', "models[0].args: a list is due, not the text '--x'"),
+    (A + "args = [1]", "text is due, not the number 1"),
+    (A + 'args = ["a\\u0000"]', "a NUL character"),
+    (A + "env = { X = 1 }", "text is due, not the number 1"),
+    (A + 'env = { "a b" = "1" }', "'a b' cannot be the name of a variable"),
+    (A + "context = 0", "context: 0 cannot be meant: give 1 or more"),
+    (A + "nodes = 2", "a replica over 2 nodes cannot be placed"),
+    (A + "ready_within = 0", "ready_within: 0 cannot be meant"),
+    (A + 'ready_within = "soon"', "'soon' is not a duration"),
+    (A + 'resources = { memory = "5 lots" }', "'5 lots' is not a size"),
+    (A + "resources = { memory = -1 }", "not less than nothing (-1)"),
+    (A + "resources = { gpus = -1 }", "gpus: -1 cannot be meant"),
+    (A + "resources = 3", "resources: a table is due"),
+    (A + 'resources = { gpu_memory = "1GiB" }', "gpu_memory is asked for, but no GPUs: set gpus as well"),
+    (A + 'resources = { compute_capability = "nine" }', 'write it as "9.0"'),
+    (A + "resources = { compute_capability = 90 }", "90 is not a compute capability"),
+    (A.replace('"/m"', '" "'), "an empty source says nothing"),
+    *[
+        (A.replace('"a"', f'"{name}"'), "cannot be a model's name")
+        for name in ("", "a b", "a/", "/a", "../a", "a//b", "-a", "ä", "x" * 97)
+    ],
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD)
+def test_bad_input_is_named_with_its_place(text: str, words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        models_of(text)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("models.toml")
+
+
+def test_the_name_of_the_file_is_the_callers() -> None:
+    with pytest.raises(BadToml, match=r"/etc/llmgw/models.toml, line 1"):
+        models_of("x", "/etc/llmgw/models.toml")
+
+
+toml_like = st.lists(
+    st.sampled_from(
+        ["[[models]]", "[profiles.a]", 'name = "a"', 'engine = "vllm"', 'source = "/m"', "replicas = 1", "resources = {}",
+         "resources = { gpus = 1 }", 'profile = "a"', "args = []", "x = 1", "[models]", "profiles = 1", "env = 5", "labels = { a = 1 }"]
+    ),
+    max_size=12,
+).map("\n".join)  # fmt: skip
+
+
+@given(toml_like | st.text(max_size=60))
+def test_any_text_is_models_or_a_clear_error(text: str) -> None:
+    try:
+        found = models_of(text)
+    except BadInput as error:
+        assert str(error).startswith("models.toml")
+    else:
+        assert all(isinstance(entry, Model) for entry in found)
+
+
+def test_a_revision_grows_with_the_profile_and_not_with_the_replicas() -> None:
+    first = revised(Map(), (model("a"), model("b")))
+    assert {name: entry.revision for name, entry in first.items()} == {"a": 1, "b": 1}
+    second = revised(first, (model("a", replicas=5), model("b", of=profile(threads=2)), model("c")))
+    assert {name: (entry.revision, entry.replicas) for name, entry in second.items()} == {
+        "a": (1, 5),
+        "b": (2, 1),
+        "c": (1, 1),
+    }
+    assert set(revised(second, ())) == set()

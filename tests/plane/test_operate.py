@@ -1,0 +1,83 @@
+"""What operators do to the world, and what they are told when it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+from immutables import Map
+
+from llmgw.errors import NotFound
+from llmgw.plane import operate
+from llmgw.plane.world import World
+from llmgw.wire.agent import Heartbeat
+from llmgw.wire.facts import Grade, NodeId, Problem
+from tests.plane.worlds import CLOCK, hear, model, profile, register, status, world
+
+N = NodeId("n1")
+
+
+
+def test_an_unknown_node_is_not_found_and_the_near_miss_named() -> None:
+    here = world(register("gpu-07"))
+    with pytest.raises(NotFound, match="there is no node 'gpu-7': did you mean 'gpu-07'"):
+        operate.cordon(here, NodeId("gpu-7"), True, CLOCK)
+    for change in (
+        lambda: operate.drain(here, N, True, CLOCK),
+        lambda: operate.label(here, N, {}, CLOCK),
+        lambda: operate.forget(here, N, CLOCK),
+        lambda: operate.acknowledge(here, N, "node", "x", 1.0, 0.0, CLOCK),
+    ):
+        with pytest.raises(NotFound):
+            change()
+
+
+def test_uncordoning_ends_a_drain_as_well() -> None:
+    here, events = operate.drain(world(register("n1")), N, True, CLOCK)
+    assert [e.text for e in events] == ["n1 is draining: its replicas move elsewhere"]
+    here, events = operate.cordon(here, N, True, CLOCK)
+    assert (here.nodes[N].cordoned, here.nodes[N].draining) == (True, True)
+    here, _ = operate.cordon(here, N, False, CLOCK)
+    assert (here.nodes[N].cordoned, here.nodes[N].draining) == (False, False)
+
+
+def test_what_is_so_already_is_no_event_and_no_new_version() -> None:
+    here, _ = operate.cordon(world(register("n1")), N, True, CLOCK)
+    assert operate.cordon(here, N, True, CLOCK) == (here, ())
+
+
+def test_labels_are_set_and_taken_away_one_by_one() -> None:
+    here, _ = operate.label(world(register("n1")), N, {"a": "1", "b": "2"}, CLOCK)
+    here, events = operate.label(here, N, {"b": None, "c": "3", "never": None}, CLOCK)
+    assert here.nodes[N].labels == Map({"a": "1", "c": "3"})
+    assert [e.text for e in events] == ["n1: b removed, c=3, never removed"]
+
+
+def test_an_acknowledgement_is_of_an_open_problem_and_can_be_taken_back() -> None:
+    problem = Problem(subject="node", code="clock", grade=Grade.BAD, text="off")
+    here = hear(world(register("n1")), "n1", Heartbeat(problems=(problem,)))
+    with pytest.raises(NotFound, match="open problems there: clock of node"):
+        operate.acknowledge(here, N, "node", "disk", 60.0, 5.0, CLOCK)
+    here, _ = operate.acknowledge(here, N, "node", "clock", 60.0, 5.0, CLOCK)
+    assert here.nodes[N].problems["node", "clock"].acknowledged_until == 65.0
+    assert here.nodes[N].acks["node", "clock"].until_clock == CLOCK + 60.0
+    here, _ = operate.acknowledge(here, N, "node", "clock", 0.0, 6.0, CLOCK)
+    assert here.nodes[N].problems["node", "clock"].acknowledged_until is None
+    assert len(here.nodes[N].acks) == 0
+
+
+def test_forgetting_a_node_takes_its_strays_along() -> None:
+    here = hear(world(register("n1"), register("n2")), "n1", status("x-0-0"))
+    here, events = operate.forget(here, N, CLOCK)
+    assert (set(here.nodes), len(here.strays), [e.kind for e in events]) == ({"n2"}, 0, ["node-forgotten"])
+
+
+def test_wanting_says_what_came_went_and_changed() -> None:
+    here, events = operate.want(World(), Map({m.name: m for m in (model("a"), model("b"))}), CLOCK)
+    assert [e.kind for e in events] == ["model-added", "model-added"]
+    after = Map({m.name: m for m in (model("a", 3, 2, profile(threads=2)), model("c"))})
+    here, events = operate.want(here, after, CLOCK)
+    assert [e.text for e in events] == [
+        "a: replicas 1 -> 3, profile revision 1 -> 2",
+        "c: 1 replicas are wanted",
+        "b is wanted no more",
+    ]
+    assert operate.want(here, after, CLOCK) == (here, ())
