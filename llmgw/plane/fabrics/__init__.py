@@ -1,0 +1,1 @@
+"""Fabrics as the plane watches them: who looks, what was seen, what it means, what is kept."""
