@@ -45,8 +45,8 @@ def meeting(client: Register, server: Register, server_peer: str, *, rail_netdev
         for name, found in theirs
         if str(found.ip) not in ours and any(found.ip in network for network in networks)
     ]
-    # Other interfaces before rails, other rails before this one, IPv4 first: older perftest knows nothing else.
-    shared.sort(key=lambda at: (_base(at[0]) in rails, _base(at[0]) == rail_netdev, at[1].version))
+    # The rail under test last; IPv4 first, because older perftest knows nothing else; then interfaces before rails.
+    shared.sort(key=lambda at: (_base(at[0]) == rail_netdev, at[1].version, _base(at[0]) in rails))
     if shared:
         name, found = shared[0]
         return Meeting(str(found.ip), f"both nodes are on {found.network}", over_rail=_base(name) == rail_netdev)
@@ -63,7 +63,8 @@ def _addresses(node: Register) -> Iterator[tuple[str, _Interface]]:
                 found = ipaddress.ip_interface(text)
             except ValueError:
                 continue
-            if not found.ip.is_loopback and not found.ip.is_link_local and interface.up:
+            narrow = found.ip.is_loopback or found.ip.is_link_local or (found.version == 6 and found.ip.is_site_local)
+            if interface.up and not narrow:
                 yield interface.name, found
 
 

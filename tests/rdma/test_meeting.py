@@ -77,5 +77,14 @@ def test_two_agents_of_one_machine_meet_on_loopback() -> None:
     assert found(one, other, "127.0.0.1") == "127.0.0.1"
 
 
+def test_ipv4_over_another_rail_comes_before_ipv6_beside_the_rails() -> None:
+    """Older perftest exchanges nothing over IPv6; addresses that end at a site's border are not tried at all."""
+    a = node("a", ("eth0", "fd00::1/64"), ("eth2", "192.168.101.11/24"), rails=("eth2",))
+    b = node("b", ("eth0", "fd00::2/64"), ("eth2", "192.168.101.12/24"), rails=("eth2",))
+    assert found(a, b, "127.0.0.1", "eth1") == "192.168.101.12"
+    assert found(a, b, "127.0.0.1", "eth2") == "fd00::2"
+    assert meeting(node("a", ("eth0", "fec0::1/64")), node("b", ("eth0", "fec0::2/64")), "127.0.0.1") is None
+
+
 def test_no_common_network_is_none() -> None:
     assert meeting(A, node("b", ("eth0", "172.30.0.1/24")), "127.0.0.1") is None
