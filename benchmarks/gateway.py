@@ -31,7 +31,7 @@ from pathlib import Path
 import attrs
 import psutil
 
-from benchmarks.gateway_parts import ask, stream
+from benchmarks.gateway_parts import KEY, ask, stream
 
 NGINX = """
 worker_processes 1; daemon off; pid {directory}/nginx.pid; error_log {directory}/error.log;
@@ -128,7 +128,8 @@ def contenders(litellm: str) -> dict[str, Start]:
         def start_litellm(port: int, engine: int, directory: Path) -> tuple[str, ...]:
             params = {"model": "openai/tiny", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none"}
             conf = directory / "litellm.yaml"
-            conf.write_text(json.dumps({"model_list": [{"model_name": "tiny", "litellm_params": params}]}))
+            models = [{"model_name": "tiny", "litellm_params": params}]
+            conf.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}))
             return program, "--config", str(conf), "--host", "127.0.0.1", "--port", str(port)
 
         here["LiteLLM proxy"] = start_litellm

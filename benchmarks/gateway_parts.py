@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+#: What the client authenticates with; only LiteLLM asks for it, and wants it to look like a real one.
+KEY = "sk-benchmark-5f1d7c0a9b3e48d6a2c47e9015b8f3d2"
 MESSAGES = [{"role": "user", "content": "Say something about gateways, in about fifty words, please."}]
 ANSWER = json.dumps(
     {
@@ -104,8 +106,8 @@ def _request(**fields: object) -> bytes:
     body = json.dumps({"model": "tiny", "messages": MESSAGES, **fields}).encode()
     return (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: benchmark\r\nuser-agent: benchmark/1\r\naccept: */*\r\n"
-        b"authorization: Bearer none\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-        % (len(body), body)
+        b"authorization: Bearer %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        % (KEY.encode(), len(body), body)
     )
 
 
