@@ -257,6 +257,8 @@ class Fabrics:
         )
         if found.unreadable:
             return await self._failed(name, f"{look}: the map cannot be read: {found.unreadable}", forced), frozenset()
+        name = await self._recognise(name, [strangers[guid] for guid in found.known])
+        standing = self._standing.setdefault(name, Standing())
         now = self._wall()
         misplaced = {key: fault for key, fault in standing.faults.items() if fault.kind == "cable-misplaced"}
         others = {key: fault for key, fault in standing.faults.items() if key not in misplaced}
@@ -275,16 +277,21 @@ class Fabrics:
         standing.switches = frozenset(found.switches)
         if found.complete:
             standing.whole, standing.base = scan, reply.map
-        await self._recognise(name, [strangers[guid] for guid in found.known])
         self._moved()
         return scan, told.moved_ports(found.changes)
 
-    async def _recognise(self, name: str, ports: Iterable[tuple[str, str]]) -> None:
-        """Ports of unknown fabrics that this map shows belong to it; what was kept under their own names joins it."""
-        for guid, alone in ports:
-            self._shown[guid] = name
-            if alone != name and alone in self._standing:
-                await self._rename(alone, name)
+    async def _recognise(self, name: str, ports: Iterable[tuple[str, str]]) -> str:
+        """Ports of unknown fabrics on this map are on this one, and what was kept of them joins it. Its name then."""
+        here = list(ports)
+        if any(alone == name for _, alone in here):
+            # This fabric itself goes by one of its ports: of all such names the smallest stays.
+            name = min(name, *(self._shown.get(guid, alone) for guid, alone in here))
+        others = {alone for _, alone in here} | {self._shown.get(guid, name) for guid, _ in here}
+        self._shown.update((guid, name) for guid, _ in here)
+        for other in sorted(others - {name}):
+            if other in self._standing:
+                await self._rename(other, name)
+        return name
 
     async def _rename(self, old: str, new: str) -> None:
         await self.kept.rename(old, new)
