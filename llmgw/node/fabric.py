@@ -143,7 +143,7 @@ class Scanner:
         async with self._queries:
             first = self._answer(await self._query("sminfo", device, number), device, number)
             if isinstance(first, Trouble) and first.code not in ("sm-silent", "timed-out"):
-                return PortManagers(device=device, number=number, error=str(first))
+                return PortManagers(device=device, number=number, error=str(first), code=first.code)
             ran = await self._query("saquery", device, number, "SMIR")
             memory = sminfo.remembered(ran, can_read_umad=self._may_read_umad())
             asked: dict[str, SubnetManager | Trouble] = {}

@@ -67,7 +67,7 @@ class ManagerWatch:
         answer = await self._scanner.master(port.device, port.number)
         if isinstance(answer, Trouble) or answer.state != "master" or answer.guid != before.managers.master.guid:
             return Known(await self._scanner.port_managers(port.device, port.number))
-        return Known(replace(before.managers, master=answer, error=""), before.confirmed + 1)
+        return Known(replace(before.managers, master=answer, error="", code=""), before.confirmed + 1)
 
     def _publish(self, found: Mapping[tuple[str, int], Known]) -> None:
         latest = tuple(found[key].managers for key in sorted(found))

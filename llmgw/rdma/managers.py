@@ -31,6 +31,10 @@ class PortKey:
         return f"{self.node} {self.device}/{self.number}"
 
 
+#: Troubles of the node that asks: see `llmgw.rdma.ran.Trouble`.
+BLIND = frozenset({"no-umad", "no-permission", "not-installed", "no-device", "roce", "port-down", "crashed", "failed"})
+
+
 @attrs.frozen
 class Patience:
     """How long something must hold before it is told, in seconds.
@@ -62,6 +66,7 @@ class View:
     since: float = 0.0
     answering: bool = False
     error: str = ""
+    blind: bool = False  # it could not ask at all, so that its silence says nothing of the managers
     at: float = 0.0
     label: str = ""
     sees: frozenset[str] = frozenset()  # the managers that answered through this port
@@ -145,6 +150,7 @@ def fold(
         since=now if master and master.guid != before.master else before.since,
         answering=master is not None,
         error="" if master else report.error or "no master answers",
+        blind=master is None and report.code in BLIND,
         at=now,
         label=label,
         sees=frozenset(one.guid for one in answered),
@@ -351,6 +357,7 @@ def _over(kind: str) -> str:
     word, _, guid = kind.partition(" ")
     return {
         "sm-none": "a master subnet manager answers again",
+        "sm-unseen": "its subnet manager can be asked again",
         "sm-split": "all its ports have one master again",
         "sm-hung": f"the activity of {guid} counts again",
         "sm-standby-missing": f"{guid} is there again",
@@ -363,7 +370,11 @@ def _troubles(fabric: Fabric, now: float, patience: Patience) -> Iterable[tuple[
     masters = fabric.masters
     if not masters:
         last = fabric.managers.get(fabric.master)
-        error = next((view.error for view in fabric.ports.values() if view.error), "")
+        seeing = [view for view in fabric.ports.values() if not view.blind]
+        error = next((view.error for view in seeing or fabric.ports.values() if view.error), "")
+        if not seeing:
+            yield "sm-unseen", (f"no port of it can ask for its subnet manager: {error}", patience.hold)
+            return
         if last is None:
             yield "sm-none", (f"no subnet manager: {error}", 0.0)
         else:

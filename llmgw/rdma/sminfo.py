@@ -94,15 +94,15 @@ def managers(
     master = masters[0] if masters else None
     if isinstance(first, SubnetManager) and _master(first):
         master = known[first.guid] if _master(known[first.guid]) else first
-    error = ""
+    error = code = ""
     if isinstance(first, Trouble):
-        error = first.text if master is None else ""
+        error, code = (str(first), first.code) if master is None else ("", "")
     elif master is None:
         error = f"the manager at LID {first.lid} is {first.state or 'in an unknown state'}: no master answers just now"
     elif isinstance(memory, Trouble):
         error = memory.text
     others = tuple(sorted((one for one in known.values() if one is not master), key=lambda one: one.guid))
-    return PortManagers(device=device, number=number, master=master, others=others, error=error)
+    return PortManagers(device=device, number=number, master=master, others=others, error=error, code=code)
 
 
 def _master(one: SubnetManager | None) -> bool:

@@ -336,13 +336,18 @@ class SubnetManager(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PortManagers(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who manages the subnet that one port is on, as asked through that port."""
+    """Who manages the subnet that one port is on, as asked through that port.
+
+    `error` says why there is no master, and `code` in a stable word: "no-sm", "sm-silent", "no-umad", "no-permission",
+    "not-installed", "no-device", "roce", "port-down", "timed-out", "crashed", "failed", or "" for a hand-over.
+    """
 
     device: str
     number: int = 1
     master: SubnetManager | None = None
     others: tuple[SubnetManager, ...] = ()
     error: str = ""
+    code: str = ""
 
 
 # --- what is installed, what is stored ------------------------------------------------------------

@@ -141,6 +141,20 @@ def test_no_manager_at_all_is_told_once_for_the_fabric_of_a_label() -> None:
     assert watch.kinds == ["sm-none", "sm-none-over"]
 
 
+def test_ports_that_cannot_ask_say_nothing_of_the_managers() -> None:
+    watch = Watch()
+    blind = PortManagers(device="mlx5_0", error="sminfo finds no MAD device: run modprobe ib_umad", code="no-umad")
+    for _ in range(14):
+        watch.state, more = fold(watch.state, PortKey("w", "mlx5_0"), "compute", blind, watch.now, PATIENCE)
+        watch.told += more
+        watch.wait(5.0)
+    assert watch.kinds == ["sm-unseen"]
+    assert "modprobe ib_umad" in watch.told[0].text
+    watch.hear("x", manager(A), label="compute")
+    watch.wait(5.0)
+    assert watch.kinds == ["sm-unseen", "sm-unseen-over"]
+
+
 def test_a_port_that_never_saw_a_manager_and_has_no_label_is_on_no_fabric() -> None:
     watch = Watch()
     watch.hear("w", None, error="no subnet manager")

@@ -82,7 +82,7 @@ def test_a_standby_that_answers_in_the_moment_of_a_hand_back_is_not_taken_for_th
 
 def test_without_an_answer_the_trouble_is_kept() -> None:
     found = managers("mlx5_0", 1, Trouble("no-sm", "no subnet manager"), Trouble("no-sm", "none"), {})
-    assert (found.master, found.error) == (None, "no subnet manager")
+    assert (found.master, found.error, found.code) == (None, "no subnet manager", "no-sm")
 
 
 @given(st.text(), st.text(), st.integers(0, 255))
