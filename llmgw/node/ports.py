@@ -1,7 +1,7 @@
 """The node's RDMA ports, read from sysfs and watched.
 
-Reads of a sick adapter can block for ever, so each adapter is read in a thread of its own, and one that does not
-return is named and hides no other. Files that refuse are not asked again soon: each refusal is a line in some
+Reads of a sick adapter can block for ever, so adapters are read in a thread that can be left behind, and the one it
+hangs at is named and hides no other. Files that refuse are not asked again soon: each refusal is a line in some
 kernels' logs.
 """
 
@@ -11,8 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -172,15 +171,52 @@ class PortView:
 
 
 class _Reading:
-    """An adapter with what it said last, and its one outstanding reading."""
+    """An adapter with what it said last. `busy` while a thread reads it, which may be for ever."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self.limiter = trio.CapacityLimiter(1)
         self.ports: tuple[Port, ...] = ()
         self.loads: tuple[PortLoad, ...] = ()
+        self.busy = False
         self.silent_since: float | None = None
         self.whole_at = float("-inf")
+
+    def look(self, began: float) -> None:
+        """In a thread. A late result is as good as a timely one: it is the newest there is."""
+        if not self.ports or began - self.whole_at >= WHOLE_PERIOD:
+            tree = self.adapter.whole()
+            self.ports = ports(self.adapter.name, tree)
+            self.whole_at = began
+        else:
+            tree = self.adapter.moving()
+        self.loads = loads(self.ports, tree)
+
+
+class _Sweep:
+    """One thread's way through adapters."""
+
+    def __init__(self, readings: Sequence[_Reading], began: float) -> None:
+        self._readings = list(readings)
+        self._began = began
+        self._at = 0
+        self._abandoned = False
+
+    def run(self) -> None:
+        for reading in self._readings:
+            reading.busy = True
+            reading.look(self._began)
+            reading.busy = False
+            reading.silent_since = None
+            if self._abandoned:  # somebody else went on with the others
+                return
+            self._at += 1
+
+    def left_behind(self) -> list[_Reading]:
+        """After the time is up: name the adapter that it hangs at, and give the ones it has not come to."""
+        self._abandoned = True
+        if self._at < len(self._readings):
+            self._readings[self._at].silent_since = self._began
+        return self._readings[self._at + 1 :]
 
 
 class Ports:
@@ -207,16 +243,14 @@ class Ports:
                 await trio.sleep_until(began + self._where.period)
 
     async def look(self) -> PortView:
-        """Read every adapter once. Takes no longer than `WITHIN`, whatever they do."""
+        """Read every adapter once. One that hangs costs `WITHIN` the first time and nothing after."""
         names = files.names(self._where.at("sys/class/infiniband"))
         for name in names:
             if name not in self._adapters:
                 self._adapters[name] = _Reading(Adapter(self._where, name))
         for name in self._adapters.keys() - {*names}:
             del self._adapters[name]
-        async with trio.open_nursery() as nursery:
-            for reading in self._adapters.values():
-                nursery.start_soon(self._read, reading)
+        await self._read()
         everything = self._adapters.values()
         view = PortView(
             at=time.monotonic(),
@@ -243,22 +277,15 @@ class Ports:
             )
         return self._made
 
-    async def _read(self, reading: _Reading) -> None:
-        """One adapter. A reading that is still out is not joined by another: it would hang beside it."""
-        began = time.monotonic()
-        if reading.limiter.available_tokens == 0:
-            return
-        whole = began - reading.whole_at >= WHOLE_PERIOD
-        with trio.move_on_after(WITHIN) as scope:
-            await trio.to_thread.run_sync(
-                partial(_look, reading, whole), limiter=reading.limiter, abandon_on_cancel=True
-            )
-        if scope.cancelled_caught:
-            reading.silent_since = reading.silent_since or began
-        else:
-            reading.silent_since = None
-            if whole:
-                reading.whole_at = began
+    async def _read(self) -> None:
+        """Every adapter that is not hanging already. One thread goes through them all, since threads that read side by
+        side cost more than the reading; where it gets stuck another goes on behind that one."""
+        todo = [reading for reading in self._adapters.values() if not reading.busy]
+        while todo:
+            sweep = _Sweep(todo, time.monotonic())
+            with trio.move_on_after(WITHIN):
+                await trio.to_thread.run_sync(sweep.run, abandon_on_cancel=True)
+            todo = sweep.left_behind()
 
     def _completed(self, port: Port, adapter: Adapter) -> Port:
         """A port with what its own files do not tell: the MTU of its link, and which GPUs are near."""
@@ -288,13 +315,3 @@ async def mtus(tool: str) -> dict[tuple[str, int], int]:
         return active_mtus((await run([tool], limit=DEVINFO_WITHIN)).stdout)
     except NotStarted:
         return {}
-
-
-def _look(reading: _Reading, whole: bool) -> None:
-    """In the adapter's thread. A late result is as good as a timely one: it is the newest there is."""
-    if whole or not reading.ports:
-        tree = reading.adapter.whole()
-        reading.ports = ports(reading.adapter.name, tree)
-    else:
-        tree = reading.adapter.moving()
-    reading.loads = loads(reading.ports, tree)
