@@ -15,7 +15,7 @@ async def house(nursery: trio.Nursery) -> AsyncIterator[House]:
     house = House(nursery, GatewaySettings())
     await house.start()
     yield house
-    house.close()
+    await house.close()
 
 
 @pytest.fixture
@@ -31,4 +31,4 @@ async def houses(nursery: trio.Nursery) -> AsyncIterator[Houses]:
 
     yield make
     for house in made:
-        house.close()
+        await house.close()

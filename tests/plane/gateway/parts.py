@@ -292,10 +292,13 @@ class House:
         self._browsers.append(stream)
         return Browser(stream)
 
-    def close(self) -> None:
-        """Close what the test's clients left open."""
+    async def close(self) -> None:
+        """Close what the test's clients left open; nothing of them may be left in the gateway."""
         for stream in self._browsers:
             stream.socket.close()
+        gateway = self.gateway
+        await until(lambda: not gateway.clients)
+        assert (gateway.in_flight.own, gateway.body_bytes, gateway.metrics.held) == ({}, 0, {})
 
     async def ask(self, data: bytes, method: bytes = b"POST") -> Answer:
         """One request on a connection of its own."""

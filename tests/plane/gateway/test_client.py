@@ -310,7 +310,7 @@ def test_whatever_a_client_sends_gets_an_answer_or_an_end(data: list[bytes], at:
                         pass
                 assert not got or got.startswith(b"HTTP/1.1 ")
                 assert b"internal_error" not in got
-            house.close()
+            await house.close()
             nursery.cancel_scope.cancel()
 
     trio.run(main)
