@@ -68,7 +68,9 @@ gpu = st.builds(
 )
 port_state = st.sampled_from(["ACTIVE", "DOWN", "INIT"])
 port = st.builds(Port, device=devices, kind=st.sampled_from(["ib", "roce"]), state=port_state, fabric=names)
-counters = st.dictionaries(st.sampled_from(["port_xmit_data", "symbol_error", "np_cnp_sent"]), st.integers(0, 2**64 - 1))
+counters = st.dictionaries(
+    st.sampled_from(["port_xmit_data", "symbol_error", "np_cnp_sent"]), st.integers(0, 2**64 - 1)
+)
 port_load = st.builds(PortLoad, device=devices, number=st.just(1), state=port_state, counters=counters)
 manager = st.builds(SubnetManager, guid=names, state=st.sampled_from(["master", "standby"]))
 managers = st.builds(PortManagers, device=devices, master=st.none() | manager)
@@ -106,15 +108,15 @@ def registers() -> st.SearchStrategy[Register]:
             Host,
             cpu=st.builds(Cpu, threads=st.integers(1, 64)),
             memory_bytes=sizes,
-            disks=several(disk),  # type: ignore[arg-type]
+            disks=several(disk),
         ),
-        gpus=several(gpu, "uuid"),  # type: ignore[arg-type]
-        ports=several(port, "device"),  # type: ignore[arg-type]
-        managers=several(managers, "device"),  # type: ignore[arg-type]
-        problems=several(problem),  # type: ignore[arg-type]
-        installs=several(install),  # type: ignore[arg-type]
-        weights=several(weights, "source"),  # type: ignore[arg-type]
-        shards=several(statuses(), "shard"),  # type: ignore[arg-type]
+        gpus=several(gpu, "uuid"),
+        ports=several(port, "device"),
+        managers=several(managers, "device"),
+        problems=several(problem),
+        installs=several(install),
+        weights=several(weights, "source"),
+        shards=several(statuses(), "shard"),
     )
 
 
@@ -124,16 +126,17 @@ def heartbeats() -> st.SearchStrategy[Heartbeat]:
     return st.builds(
         Heartbeat,
         load=maybe | st.builds(HostLoad, cpu_percent=st.floats(0, 100), memory_available_bytes=sizes),
-        shards=maybe | several(shard_load, "shard"),  # type: ignore[arg-type]
-        gpus=maybe | several(st.builds(GpuLoad, uuid=uuids, memory_used_bytes=maybe | sizes), "uuid"),  # type: ignore[arg-type]
-        gpu_processes=maybe | several(st.builds(GpuProcess, gpu=uuids, pid=st.integers(1, 9), memory_bytes=maybe | sizes)),  # type: ignore[arg-type]
+        shards=maybe | several(shard_load, "shard"),
+        gpus=maybe | several(st.builds(GpuLoad, uuid=uuids, memory_used_bytes=maybe | sizes), "uuid"),
+        gpu_processes=maybe
+        | several(st.builds(GpuProcess, gpu=uuids, pid=st.integers(1, 9), memory_bytes=maybe | sizes)),
         gpu_fabrics=maybe | st.dictionaries(uuids, fabric),
-        ports=maybe | several(port_load, "device"),  # type: ignore[arg-type]
-        port_facts=maybe | several(port, "device"),  # type: ignore[arg-type]
-        managers=maybe | several(managers, "device"),  # type: ignore[arg-type]
-        problems=maybe | several(problem),  # type: ignore[arg-type]
-        disks=maybe | several(disk),  # type: ignore[arg-type]
+        ports=maybe | several(port_load, "device"),
+        port_facts=maybe | several(port, "device"),
+        managers=maybe | several(managers, "device"),
+        problems=maybe | several(problem),
+        disks=maybe | several(disk),
         memory_bytes=maybe | sizes,
-        installs=maybe | several(install),  # type: ignore[arg-type]
-        weights=maybe | several(weights, "source"),  # type: ignore[arg-type]
+        installs=maybe | several(install),
+        weights=maybe | several(weights, "source"),
     )

@@ -23,18 +23,22 @@ def commands(world: World) -> dict[Key, Command]:
     """What every connected node should be told of shards, by node and shard."""
     found: dict[Key, Command] = {}
     for key, stray in world.strays.items():
-        node = world.nodes.get(stray.node)
-        if node is not None and node.connected:
+        if _hears(world, stray.node):
             found[key] = stop_stray(world, key)
     for shard in world.shards.values():
-        node = world.nodes.get(shard.node)
-        if node is None or not node.connected or node.stage is Stage.LOST:
+        if not _hears(world, shard.node):
             continue
         command = _command(shard)
         if command is not None:
             # Over a stop of an older generation: a start replaces what runs there (C4).
             found[shard.node, shard.id] = command
     return found
+
+
+def _hears(world: World, id: NodeId) -> bool:
+    # A lost node with a stream is told when it speaks again, and then at once.
+    node = world.nodes.get(id)
+    return node is not None and node.connected and node.stage is not Stage.LOST
 
 
 def stop_stray(world: World, key: Key) -> StopShard:

@@ -58,7 +58,9 @@ def test_a_node_without_a_stream_is_told_nothing() -> None:
 
 def test_a_stray_is_told_to_stop_at_its_own_generation() -> None:
     here = hear(world(register("n1")), "n1", status("x-0-0", 4))
-    assert list(commands(here).values()) == [StopShard(shard=ShardId("x-0-0"), generation=4, why="nothing claims this shard")]
+    assert list(commands(here).values()) == [
+        StopShard(shard=ShardId("x-0-0"), generation=4, why="nothing claims this shard")
+    ]
 
 
 def test_an_older_generation_where_the_new_one_belongs_is_replaced_by_its_start() -> None:

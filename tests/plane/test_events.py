@@ -84,7 +84,9 @@ async def test_the_store_holds_only_so_many() -> None:
 
 async def test_an_event_that_cannot_be_read_is_left_out() -> None:
     store = MemoryStore()
-    await store.commit({"events/000000000001": b"{", "events/000000000002": b'{"kind":"k","subject":"s","text":"t","id":2}'})
+    await store.commit(
+        {"events/000000000001": b"{", "events/000000000002": b'{"kind":"k","subject":"s","text":"t","id":2}'}
+    )
     events = Events()
     await events.load(store)
     assert [event.id for event in events.after(0)] == [2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from immutables import Map
 
@@ -15,17 +17,17 @@ from tests.plane.worlds import CLOCK, hear, model, profile, register, status, wo
 N = NodeId("n1")
 
 
-
 def test_an_unknown_node_is_not_found_and_the_near_miss_named() -> None:
     here = world(register("gpu-07"))
     with pytest.raises(NotFound, match="there is no node 'gpu-7': did you mean 'gpu-07'"):
         operate.cordon(here, NodeId("gpu-7"), True, CLOCK)
-    for change in (
+    changes: tuple[Callable[[], object], ...] = (
         lambda: operate.drain(here, N, True, CLOCK),
         lambda: operate.label(here, N, {}, CLOCK),
         lambda: operate.forget(here, N, CLOCK),
         lambda: operate.acknowledge(here, N, "node", "x", 1.0, 0.0, CLOCK),
-    ):
+    )
+    for change in changes:
         with pytest.raises(NotFound):
             change()
 

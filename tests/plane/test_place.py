@@ -28,6 +28,7 @@ from llmgw.wire.facts import (
     MigDevice,
     NodeId,
     Problem,
+    ShardId,
     ShardLoad,
     Weights,
 )
@@ -337,7 +338,9 @@ def test_a_node_that_has_the_weights_comes_first() -> None:
 
 
 def test_replicas_of_a_model_are_spread_before_nodes_are_filled() -> None:
-    here, _ = settle(world(register("n1", gpu=2), register("n2", gpu=8), models=[model(replicas=2, of=profile(gpus=1))]))
+    here, _ = settle(
+        world(register("n1", gpu=2), register("n2", gpu=8), models=[model(replicas=2, of=profile(gpus=1))])
+    )
     assert sorted(where(here).values()) == ["n1", "n2"]
 
 
@@ -359,7 +362,9 @@ def test_equals_are_chosen_by_name() -> None:
 # --- properties ------------------------------------------------------------------------------------------
 
 machines = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(1, 8), st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=6
+    st.tuples(st.integers(0, 4), st.integers(1, 8), st.integers(0, 3), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=6,
 )
 needs = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=12)
 
@@ -410,7 +415,7 @@ def test_choosing_by_index_is_choosing_by_the_rule(
         placed, _ = settle(attrs.evolve(world(), models=Map({wanted.name: wanted}), nodes=here.nodes), 1.0)
         shard = attrs.evolve(
             next(iter(placed.shards.values())),
-            id=f"{name}-{number}-0",
+            id=ShardId(f"{name}-{number}-0"),
             node=choice.node,
             spec=replace(next(iter(placed.shards.values())).spec, gpus=choice.gpus),
         )

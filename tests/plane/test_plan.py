@@ -12,8 +12,10 @@ from llmgw.plane.plan import plan
 from llmgw.plane.steps import Drain, GiveUp, Start, Step, Stop, enact
 from llmgw.plane.world import DEFAULT, Model, Node, Stage, Stray, Want, World
 from llmgw.wire.agent import Heartbeat
-from llmgw.wire.facts import NodeId, ShardState
+from llmgw.wire.facts import ModelName, NodeId, ShardId, ShardState
 from tests.plane.worlds import CLOCK, hear, model, profile, ready, register, settle, status, where, world
+
+TINY = ModelName("tiny")
 
 
 def words(steps: Iterable[Step]) -> list[str]:
@@ -56,8 +58,8 @@ def test_replicas_of_a_model_are_spread_over_nodes() -> None:
     after, steps = settle(world(register("n1"), register("n2"), models=[model(replicas=2)]))
     assert words(steps) == ["start tiny-0-0 g1 on n1", "start tiny-1-0 g1 on n2"]
     assert settle(after)[1] == ()
-    assert after.shards["tiny-0-0"].spec.engine == "llamacpp"
-    assert after.shards["tiny-0-0"].placed_clock == CLOCK
+    assert after.shards[ShardId("tiny-0-0")].spec.engine == "llamacpp"
+    assert after.shards[ShardId("tiny-0-0")].placed_clock == CLOCK
 
 
 def test_nothing_is_placed_while_the_plane_settles() -> None:
@@ -78,7 +80,7 @@ def test_a_model_that_nobody_wants_is_drained_then_stopped_then_given_up() -> No
     stopped = hear(stopping, "n1", status("tiny-0-0", 1, ShardState.STOPPED), 141.0)
     gone, steps = settle(stopped, 141.0)
     assert words(steps) == ["give up tiny-0-0"]
-    assert (len(gone.shards), gone.retired["tiny-0-0"]) == (0, 1)
+    assert (len(gone.shards), gone.retired[ShardId("tiny-0-0")]) == (0, 1)
 
 
 def test_a_shard_that_never_became_ready_is_stopped_without_a_drain() -> None:
@@ -89,7 +91,7 @@ def test_a_shard_that_never_became_ready_is_stopped_without_a_drain() -> None:
 def test_a_stop_that_no_status_ever_answers_is_given_up_after_a_while() -> None:
     before, _ = settle(world(register("n1"), models=[model()]))
     stopping, _ = settle(wanted(before), 10.0)
-    assert stopping.shards["tiny-0-0"].want is Want.STOP
+    assert stopping.shards[ShardId("tiny-0-0")].want is Want.STOP
     assert settle(stopping, 10.0 + 2 * DEFAULT.resend - 0.1)[1] == ()
     assert words(settle(stopping, 10.0 + 2 * DEFAULT.resend)[1]) == ["give up tiny-0-0"]
 
@@ -130,7 +132,7 @@ def test_a_lost_nodes_shard_moves_at_the_next_generation_and_the_old_one_is_a_st
     after, steps = settle(stage(before, "n1", Stage.LOST), 100.0)
     assert words(steps) == ["start tiny-0-0 g2 on n2"]
     assert "n1 is lost" in steps[0].why
-    assert after.strays["n1", "tiny-0-0"].status.generation == 1
+    assert after.strays[NodeId("n1"), ShardId("tiny-0-0")].status.generation == 1
     assert settle(after, 100.0)[1] == ()
 
 
@@ -139,8 +141,8 @@ def test_a_lost_nodes_shard_without_another_place_stays_and_is_adopted_on_return
     lost = stage(before, "n1", Stage.LOST)
     found = plan(lost, 100.0)
     assert found.steps == ()
-    assert found.unplaced["tiny"].placed == 0
-    assert [r.check for r in found.unplaced["tiny"].reasons] == ["stage"]
+    assert found.unplaced[TINY].placed == 0
+    assert [r.check for r in found.unplaced[TINY].reasons] == ["stage"]
     back = hear(lost, "n1", Heartbeat(), 101.0)
     assert plan(back, 101.0).steps == ()
     assert len(plan(back, 101.0).unplaced) == 0
@@ -172,7 +174,7 @@ def test_a_draining_node_keeps_its_replica_while_no_other_has_room() -> None:
     before = change(served("n1"), "n1", draining=True)
     found = plan(before, 10.0)
     assert found.steps == ()
-    assert [(r.node, r.check) for r in found.unplaced["tiny"].reasons] == [("n1", "drain")]
+    assert [(r.node, r.check) for r in found.unplaced[TINY].reasons] == [("n1", "drain")]
 
 
 def test_a_draining_node_loses_at_once_what_does_not_serve() -> None:
@@ -198,7 +200,7 @@ def test_an_engine_that_died_after_serving_starts_again_at_once() -> None:
     after = failed(served("n1", "n2"), "n1", "tiny-0-0", 1, 50.0)
     again, steps = settle(after, 50.0)
     assert words(steps) == ["start tiny-0-0 g2 on n1"]
-    assert again.shards["tiny-0-0"].restarts == 1
+    assert again.shards[ShardId("tiny-0-0")].restarts == 1
 
 
 def test_an_engine_that_never_came_up_is_given_time_that_doubles() -> None:
@@ -214,7 +216,7 @@ def test_an_engine_that_never_came_up_is_given_time_that_doubles() -> None:
         here, steps = settle(here, now)
         assert words(steps) == [f"start tiny-0-0 g{generation + 1} on n1"]
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    shard = here.shards["tiny-0-0"]
+    shard = here.shards[ShardId("tiny-0-0")]
     assert shard.first_failure is not None
     assert shard.last_failure is not None
     assert (shard.restarts, shard.first_failure.generation, shard.last_failure.generation) == (8, 1, 8)
@@ -240,11 +242,11 @@ def test_a_shard_that_keeps_failing_on_one_node_is_tried_on_another() -> None:
     now = 0.0
     for generation in range(1, 4):
         here = failed(here, "n1", "tiny-0-0", generation, now)
-        now = here.shards["tiny-0-0"].not_before or now
+        now = here.shards[ShardId("tiny-0-0")].not_before or now
         here, steps = settle(here, now)
     assert words(steps) == ["start tiny-0-0 g4 on n2"]
     assert "3 times in a row on n1" in steps[0].why
-    assert here.shards["tiny-0-0"].failed_here == 0
+    assert here.shards[ShardId("tiny-0-0")].failed_here == 0
 
 
 def test_a_shard_that_was_stable_begins_its_count_again() -> None:
@@ -252,7 +254,7 @@ def test_a_shard_that_was_stable_begins_its_count_again() -> None:
     here, _ = settle(here, 10.0)
     here = hear(here, "n1", status("tiny-0-0", 2), 11.0)
     here = failed(here, "n1", "tiny-0-0", 2, 11.0 + DEFAULT.stable)
-    shard = here.shards["tiny-0-0"]
+    shard = here.shards[ShardId("tiny-0-0")]
     assert shard.first_failure is not None
     assert (shard.restarts, shard.first_failure.generation) == (1, 2)
 
@@ -275,7 +277,7 @@ def test_a_failed_shard_whose_node_has_no_room_any_more_moves() -> None:
 
 def test_a_shard_that_its_node_forgot_starts_at_the_next_generation() -> None:
     before = hear(served("n1"), "n1", register("n1", threads=2), 60.0)
-    shard = before.shards["tiny-0-0"]
+    shard = before.shards[ShardId("tiny-0-0")]
     assert (shard.state, shard.status and shard.status.cause_code) == (ShardState.STOPPED, "forgotten")
     assert words(settle(before, 60.0)[1]) == ["start tiny-0-0 g2 on n1"]
 
@@ -284,12 +286,12 @@ def test_a_shard_that_was_never_heard_of_keeps_its_generation() -> None:
     placed, _ = settle(world(register("n1"), models=[model()]))
     again = hear(placed, "n1", register("n1"), 5.0)
     assert settle(again, 5.0)[1] == ()
-    assert again.shards["tiny-0-0"].generation == 1
+    assert again.shards[ShardId("tiny-0-0")].generation == 1
 
 
 def test_a_node_that_runs_a_newer_generation_than_any_known_is_overtaken() -> None:
     before = hear(served("n1"), "n1", status("tiny-0-0", 7), 20.0)
-    assert before.strays["n1", "tiny-0-0"].status.generation == 7
+    assert before.strays[NodeId("n1"), ShardId("tiny-0-0")].status.generation == 7
     assert words(settle(before, 20.0)[1]) == ["start tiny-0-0 g8 on n1"]
 
 
@@ -349,9 +351,9 @@ def test_a_new_profile_that_does_not_start_leaves_the_old_replicas_serving() -> 
     here, steps = settle(here, 0.0)
     assert words(steps) == ["start tiny-2-0 g1 on n1"]
     for generation in range(1, 6):
-        now = here.shards["tiny-2-0"].not_before or 1.0
-        here = failed(here, here.shards["tiny-2-0"].node, "tiny-2-0", generation, now)
-        now = here.shards["tiny-2-0"].not_before or now
+        now = here.shards[ShardId("tiny-2-0")].not_before or 1.0
+        here = failed(here, here.shards[ShardId("tiny-2-0")].node, "tiny-2-0", generation, now)
+        now = here.shards[ShardId("tiny-2-0")].not_before or now
         here, steps = settle(here, now)
         assert [w.split()[:2] for w in words(steps)] == [["start", "tiny-2-0"]]
     assert sum(s.state is ShardState.READY for s in here.shards.values()) == 2
@@ -361,14 +363,14 @@ def test_a_new_profile_that_fits_nowhere_takes_no_replica_away() -> None:
     here = wanted(served("n1"), model(revision=2, of=profile(gpus=8)))
     found = plan(here, 0.0)
     assert found.steps == ()
-    assert [r.check for r in found.unplaced["tiny"].reasons] == ["gpus"]
+    assert [r.check for r in found.unplaced[TINY].reasons] == ["gpus"]
 
 
 def test_a_fleet_that_is_too_small_places_what_fits_and_says_what_is_missing() -> None:
     here, steps = settle(world(register("n1", threads=2), models=[model(replicas=5)]))
     assert len(steps) == 2
     found = plan(here, 1.0)
-    entry = found.unplaced["tiny"]
+    entry = found.unplaced[TINY]
     assert (found.steps, entry.wanted, entry.placed) == ((), 5, 2)
     assert [(r.check, r.value, r.needed) for r in entry.reasons] == [("cpu-threads", "0 of 2 free", "1")]
     assert entry.smallest_change == "free CPU threads on n1, or ask for fewer than 1: 0 of 2 free"
@@ -389,13 +391,13 @@ def test_steps_of_an_older_plan_keep_what_was_heard_meanwhile() -> None:
     steps = plan(wanted(before), 10.0).steps
     newer = hear(wanted(before), "n1", status("tiny-0-0", 1, port=9001), 10.1)
     after = enact(newer, steps, 10.2, CLOCK)
-    shard = after.shards["tiny-0-0"]
+    shard = after.shards[ShardId("tiny-0-0")]
     assert (shard.want, shard.status and shard.status.port) == (Want.DRAIN, 9001)
 
 
 def test_strays_alone_are_nothing_to_plan() -> None:
     before = hear(world(register("n1")), "n1", status("x-0-0", 3), 1.0)
-    assert before.strays == Map({("n1", "x-0-0"): Stray(NodeId("n1"), status("x-0-0", 3))})
+    assert dict(before.strays) == {(NodeId("n1"), ShardId("x-0-0")): Stray(NodeId("n1"), status("x-0-0", 3))}
     assert settle(before, 1.0) == (before, ())
 
 

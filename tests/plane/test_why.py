@@ -32,7 +32,13 @@ def test_an_unknown_model_is_not_found() -> None:
 
 def test_a_model_that_is_placed_and_ready_needs_nothing() -> None:
     found = why(ready(settle(world(register("n1"), models=[model()]))[0]), TINY, 0.0)
-    assert (found.text, found.wanted, found.placed, found.ready, found.reasons) == ("every replica is ready", 1, 1, 1, ())
+    assert (found.text, found.wanted, found.placed, found.ready, found.reasons) == (
+        "every replica is ready",
+        1,
+        1,
+        1,
+        (),
+    )
 
 
 def test_a_model_without_any_node_is_told_to_join_one() -> None:
@@ -75,7 +81,10 @@ def test_several_changes_of_one_node_are_all_named() -> None:
     ("fields", "change"),
     [
         ({"gpus": 2}, "add a node with 2 GPUs, or ask for fewer: n1 has 1"),
-        ({"gpus": 1, "gpu_memory": 100 * GIB}, "add a node whose GPUs have 100.0 GiB, or ask for less: n1 has 80.0 GiB"),
+        (
+            {"gpus": 1, "gpu_memory": 100 * GIB},
+            "add a node whose GPUs have 100.0 GiB, or ask for less: n1 has 80.0 GiB",
+        ),
         ({"gpus": 1, "capability": (10, 0)}, "add a node with compute capability 10.0: n1 has 9.0"),
         ({"threads": 9}, "free CPU threads on n1, or ask for fewer than 9: 8 of 8 free"),
         ({"memory": 65 * GIB}, "free memory on n1, or ask for less than 65.0 GiB: 64.0 GiB is free"),
@@ -134,7 +143,9 @@ def test_what_operators_can_change_is_enough_where_it_is_all_that_is_named(
     best = nearest(reasons)[0].node
     assert best in change
     if "CPU threads" in change:
-        assert all(r.check == "cpu-threads" for r in reasons if r.node == best and r.check not in ("cordon", "drain", "labels"))
+        assert all(
+            r.check == "cpu-threads" for r in reasons if r.node == best and r.check not in ("cordon", "drain", "labels")
+        )
         return
     changed = here
     if "uncordon" in change:

@@ -31,7 +31,9 @@ GIB = 1 << 30
 CLOCK = 1_700_000_000.0
 
 
-def gpus(count: int, *, node: str = "n", memory: int = 80 * GIB, capability: tuple[int, int] = (9, 0)) -> tuple[Gpu, ...]:
+def gpus(
+    count: int, *, node: str = "n", memory: int = 80 * GIB, capability: tuple[int, int] = (9, 0)
+) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(uuid=f"GPU-{node}-{n}", index=n, name="H100", memory_bytes=memory, compute_capability=capability)
         for n in range(count)

@@ -7,6 +7,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ async def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> No
 async def test_the_file_is_for_the_planes_user_alone(tmp_path: Path) -> None:
     async with await SqliteStore.open(tmp_path / "plane.db") as store:
         await store.commit({"a": b"1"})
-        for file in tmp_path.iterdir():
+        for file in list(_files(tmp_path)):
             assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
 
 
@@ -50,6 +52,17 @@ async def test_a_commit_survives_the_planes_sudden_death(tmp_path: Path) -> None
     assert process == -9
     async with await SqliteStore.open(path) as store:
         assert dict((await store.load("")).values) == {"a": b"1"}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.chmod(0o500)
+    yield
+    folder.chmod(0o700)
 
 
 async def _run(code: str, path: Path) -> int:
@@ -75,7 +88,7 @@ async def test_a_newer_versions_file_is_refused_and_not_touched(tmp_path: Path) 
     with pytest.raises(StoreUnusable, match=rf"written by a newer llmgw \(state version {len(schemas()) + 1}"):
         await SqliteStore.open(path)
     assert path.read_bytes() == before
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["plane.db", "plane.db.lock"]
+    assert [file.name for file in _files(tmp_path)] == ["plane.db", "plane.db.lock"]
 
 
 async def test_an_older_versions_file_is_migrated_and_backed_up_first(tmp_path: Path) -> None:
@@ -137,16 +150,26 @@ async def test_a_folder_in_the_files_place_is_named(tmp_path: Path) -> None:
 
 async def test_a_file_in_the_state_directorys_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
-    with pytest.raises(StoreUnusable, match="the state directory .*state cannot be used"):
+    with pytest.raises(StoreUnusable, match=r"the state directory .*state cannot be used"):
         await SqliteStore.open(tmp_path / "state" / "plane.db")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-async def test_an_unwritable_state_directory_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StoreUnusable, match="make it writable"):
-        await SqliteStore.open(tmp_path / "plane.db")
-    tmp_path.chmod(0o700)
+async def test_a_state_directory_of_another_user_is_named(tmp_path: Path) -> None:
+    """Asked as a user who may not write there; root, who may, asks in that user's name."""
+    code = (
+        "import os, sys, trio\n"
+        "from llmgw.plane.store.sqlite import SqliteStore, StoreUnusable, schemas\n"
+        "steps = schemas()\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "async def main():\n"
+        "    try:\n"
+        "        await SqliteStore.open(sys.argv[1], steps=steps)\n"
+        "    except StoreUnusable as error:\n"
+        "        sys.exit(42 if 'make it writable' in str(error) else 43)\n"
+        "trio.run(main)\n"
+    )
+    with _locked(tmp_path):
+        assert await _run(code, tmp_path / "plane.db") == 42
 
 
 async def test_a_tool_that_holds_the_file_is_a_clear_error_and_passes(tmp_path: Path) -> None:
