@@ -40,6 +40,7 @@ class TlsStream(trio.abc.Stream):
             taken, server_side=server_side, server_hostname=server_hostname, do_handshake_on_connect=False
         )
         self._sending = trio.Lock()
+        self._dry = False
 
     async def do_handshake(self) -> None:
         """Raises BrokenResourceError; the alert that says why has been sent by then."""
@@ -58,6 +59,10 @@ class TlsStream(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """What is there, at most `max_bytes`; b"" when the peer has closed, with or without saying so."""
         most = RECEIVE_BYTES if max_bytes is None else max_bytes
+        if self._dry:
+            # The last read took all there was: asking OpenSSL again would only cost an exception.
+            self._dry = False
+            await self._readable()
         while True:
             try:
                 data = self.socket.recv(most)
@@ -70,6 +75,7 @@ class TlsStream(trio.abc.Stream):
             except OSError as error:
                 raise self._broken(error) from error
             else:
+                self._dry = 0 < len(data) < most and not self.socket.pending()
                 await trio.lowlevel.checkpoint_if_cancelled()
                 return data
 

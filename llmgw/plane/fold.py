@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from llmgw.plane import attempts
 from llmgw.plane.events import Event
 from llmgw.plane.health import masters, problems
-from llmgw.plane.rates import reading
 from llmgw.plane.traits import difference, traits
-from llmgw.plane.world import DEFAULT, Node, Reading, Settings, Stage, World
+from llmgw.plane.world import DEFAULT, Node, Readings, Settings, Stage, World
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.facts import NodeId, Port, PortLoad
 
@@ -106,7 +105,10 @@ def _heartbeat(world: World, id: NodeId, beat: Heartbeat, now: float, clock: flo
         names = node.counters
         if beat.counters is not None:
             changes["counters"] = names = beat.counters
-        changes["ports"], ports, more = _ports(node, ports, beat.ports, names, now, clock)
+        last = node.ports
+        changes["ports"] = Readings(beat.ports, now, names, last.loads or last.before, last.at)
+        # Facts that came since the last list of loads must be compared with this one.
+        ports, more = _ports(ports, last.loads if beat.port_facts is None else (), beat.ports, id, clock)
         events += more
     matters = False
     if node.facts is not None:
@@ -150,21 +152,15 @@ def _freshened(facts: Register, beat: Heartbeat, ports: tuple[Port, ...]) -> Reg
 
 
 def _ports(
-    node: Node,
-    ports: tuple[Port, ...],
-    loads: tuple[PortLoad, ...],
-    names: tuple[str, ...],
-    now: float,
-    clock: float,
-) -> tuple[Map[tuple[str, int], Reading], tuple[Port, ...], list[Event]]:
-    """Readings, the ports' facts with the state they have now, and an event for each that changed.
+    ports: tuple[Port, ...], before: tuple[PortLoad, ...], loads: tuple[PortLoad, ...], node: NodeId, clock: float
+) -> tuple[tuple[Port, ...], list[Event]]:
+    """The ports' facts with the state they have now, and an event for each that changed.
 
     The list is the whole truth: a port that it does not name is not there any more (SE06).
     """
+    if len(before) == len(loads) == len(ports) and all(map(_alike, before, loads)):
+        return ports, []  # nearly every heartbeat
     by_key = {(load.device, load.number): load for load in loads}
-    readings: Map[tuple[str, int], Reading] = Map(
-        {key: reading(node.ports.get(key), load, now, names) for key, load in by_key.items()}
-    )
     events: list[Event] = []
     kept: list[Port] = []
     changed = False
@@ -172,16 +168,28 @@ def _ports(
         load = by_key.get((port.device, port.number))
         if load is None:
             changed = True
-            events.append(_port(node.id, port, "gone", clock))
+            events.append(_port(node, port, "gone", clock))
             continue
         now_is = (load.state or port.state, load.physical_state or port.physical_state, load.rate_gbps, load.sm_lid)
         if now_is != (port.state, port.physical_state, port.rate_gbps, port.sm_lid):
             changed = True
             if now_is[0] != port.state:
-                events.append(_port(node.id, port, now_is[0], clock))
+                events.append(_port(node, port, now_is[0], clock))
             port = replace(port, state=now_is[0], physical_state=now_is[1], rate_gbps=now_is[2], sm_lid=now_is[3])
         kept.append(port)
-    return readings, tuple(kept) if changed else ports, events
+    return tuple(kept) if changed else ports, events
+
+
+def _alike(one: PortLoad, other: PortLoad) -> bool:
+    """The same port in the same state; counters do not matter here."""
+    return (
+        one.device == other.device
+        and one.state == other.state
+        and one.number == other.number
+        and one.physical_state == other.physical_state
+        and one.rate_gbps == other.rate_gbps
+        and one.sm_lid == other.sm_lid
+    )
 
 
 def _register(
@@ -210,7 +218,6 @@ def _register(
     masters_now, quiet, more = masters(node, message.managers, world.masters_changed, now, clock)
     events += more
     gpus = {gpu.uuid for gpu in message.gpus}
-    ports = {(port.device, port.number) for port in message.ports}
     listed = frozenset(status.shard for status in message.shards)
     node = attrs.evolve(
         node,
@@ -226,7 +233,8 @@ def _register(
         masters=masters_now,
         gpu_loads=Map({uuid: load for uuid, load in node.gpu_loads.items() if uuid in gpus}),
         gpu_processes=node.gpu_processes if gpus else (),
-        ports=Map({key: last for key, last in node.ports.items() if key in ports}),
+        # Rates go on; the new facts' states are compared with the next list of loads.
+        ports=Readings((), node.ports.at, node.ports.names, node.ports.loads or node.ports.before, node.ports.at),
         shard_loads=Map({shard: load for shard, load in node.shard_loads.items() if shard in listed}),
     )
     strays = world.strays

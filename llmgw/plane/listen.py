@@ -13,26 +13,26 @@ from typing import Protocol
 import attrs
 import structlog
 import trio
-import trio_websocket as ws
 
 from llmgw import __version__
 from llmgw.cell import Cell
 from llmgw.plane.agents import Attachments, Hub
 from llmgw.plane.stream import AgentStream, Ended, Timing, first_register, refusal, say_goodbye
+from llmgw.plane.websocket import ServerFrames
 from llmgw.tls import Peer, explain, peer_of
 from llmgw.tlsstream import TlsStream
 from llmgw.wire.agent import Register
 from llmgw.wire.codec import MOST_BYTES_STRANGER
 from llmgw.wire.control import ControlMessage, Registered, Renewed
 from llmgw.wire.facts import NodeId
-from llmgw.wire.stream import Closed, Frames, WebSocketFrames
+from llmgw.wire.stream import Closed, Frames
 
 log = structlog.get_logger("llmgw.listen")
 
 #: Longest single WebSocket message of a verified agent: longer frames come in parts (A13).
 MESSAGE_BYTES = 1 << 20
-#: What is read from a connection at once: a heartbeat in one piece, a part in a few.
-RECEIVE_BYTES = 32 << 10
+#: Seconds for the peer to answer a close.
+CLOSE_WITHIN = 2.0
 #: Connections in TLS or WebSocket handshake at one time; further ones wait in the kernel's queue.
 HANDSHAKES = 64
 HANDSHAKE_WITHIN = 15.0
@@ -103,7 +103,7 @@ class Listener:
         address = _address(socket)
         try:
             await self._greet(socket, address)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError, trio.TooSlowError, ws.HandshakeError):
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError, trio.TooSlowError, Closed):
             log.debug("connection ended during its handshake", address=address)
         except Exception:
             # The edge of one connection: its failure must not become the fleet's.
@@ -202,26 +202,15 @@ class Listener:
 
 @asynccontextmanager
 async def _websocket(stream: trio.abc.Stream, limit: int) -> AsyncIterator[tuple[str, Frames]]:
-    """The WebSocket's path and its frames. Its reader lives and dies with the block, and errors come out bare."""
+    """The WebSocket's path and its frames, closed when the block ends."""
+    frames = ServerFrames(stream, limit)
+    with trio.fail_after(HANDSHAKE_WITHIN):
+        await frames.accept()
     try:
-        async with trio.open_nursery() as nursery:
-            with trio.fail_after(HANDSHAKE_WITHIN):
-                request = await ws.wrap_server_stream(
-                    nursery, stream, message_queue_size=16, max_message_size=limit, receive_buffer_size=RECEIVE_BYTES
-                )
-                connection = await request.accept()
-            yield request.path, WebSocketFrames(connection)
-            with trio.move_on_after(2, shield=True):
-                await connection.aclose()
-            nursery.cancel_scope.cancel()
-    except* (
-        trio.BrokenResourceError,
-        trio.ClosedResourceError,
-        trio.TooSlowError,
-        ws.ConnectionClosed,
-        ws.HandshakeError,
-    ):
-        pass  # the peer left; whoever was reading has heard of it as Closed
+        yield frames.path, frames
+    finally:
+        with trio.move_on_after(CLOSE_WITHIN, shield=True):
+            await frames.aclose()
 
 
 def _address(socket: trio.SocketStream) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llmgw.plane.world import Reading
 from llmgw.wire.counters import counters
-from llmgw.wire.facts import PortLoad
 
 #: A reading older than this says nothing about a rate now, in seconds.
 LONGEST_GAP = 120.0
@@ -48,13 +47,6 @@ def rate(name: str, before: int | None, after: int, seconds: float) -> float | N
     if after == CEILINGS.get(name) or after == _WIDEST:
         return None
     return (after - before) * (WORD_BYTES if name in WORD_COUNTERS else 1) / seconds
-
-
-def reading(before: Reading | None, load: PortLoad, now: float, names: tuple[str, ...] = ()) -> Reading:
-    """A port's new reading, with the one before it."""
-    if before is None:
-        return Reading(load, now, names)
-    return Reading(load, now, names, before.load, before.at)
 
 
 def rates(reading: Reading) -> dict[str, float | None]:

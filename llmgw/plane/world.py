@@ -94,10 +94,9 @@ class Ack:
 
 @attrs.frozen
 class Reading:
-    """The last counters of a port and the ones before, of which `rates.rates` makes numbers per second (B5).
+    """One port's last counters and the ones before, of which `rates.rates` makes numbers per second (B5).
 
-    Nothing is computed here: a heartbeat brings hundreds of counters, and hardly anyone looks. `names` are those that
-    the loads' values follow.
+    `names` are those that the loads' values follow.
     """
 
     load: PortLoad
@@ -105,6 +104,31 @@ class Reading:
     names: tuple[str, ...] = ()
     before: PortLoad | None = None
     before_at: float = 0.0
+
+
+@attrs.frozen
+class Readings:
+    """A node's last two lists of ports, as they came. Nothing is computed until somebody looks at a port.
+
+    A heartbeat brings hundreds of counters, and hardly anyone looks.
+    """
+
+    loads: tuple[PortLoad, ...] = ()
+    at: float = 0.0
+    names: tuple[str, ...] = ()
+    before: tuple[PortLoad, ...] = ()
+    before_at: float = 0.0
+
+    def get(self, device: str, number: int) -> Reading | None:
+        """A port's reading; None when the last list did not name it."""
+        load = _of(self.loads, device, number)
+        if load is None:
+            return None
+        return Reading(load, self.at, self.names, _of(self.before, device, number), self.before_at)
+
+
+def _of(loads: tuple[PortLoad, ...], device: str, number: int) -> PortLoad | None:
+    return next((load for load in loads if load.device == device and load.number == number), None)
 
 
 @attrs.frozen
@@ -131,7 +155,7 @@ class Node:
     gpu_loads: Map[str, GpuLoad] = Map()
     gpu_processes: tuple[GpuProcess, ...] = ()
     counters: tuple[str, ...] = ()  # the names that its ports' counters follow on the wire
-    ports: Map[tuple[str, int], Reading] = Map()
+    ports: Readings = Readings()
     problems: Map[tuple[str, str], OpenProblem] = Map()  # by (subject, code)
     acks: Map[tuple[str, str], Ack] = Map()  # as problems; one that comes and goes stays quiet
     masters: Map[tuple[str, int], str] = Map()  # the last known master SM's GUID, by port (B6)

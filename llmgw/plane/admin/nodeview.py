@@ -108,7 +108,7 @@ def _total(values: Iterable[int | None]) -> int | None:
 
 
 def _state(node: Node, port: Port) -> str:
-    reading = node.ports.get((port.device, port.number))
+    reading = node.ports.get(port.device, port.number)
     words = (reading.load.state if reading else "") or port.state
     # sysfs says "4: ACTIVE"; the number is of no use to a person.
     return words.partition(":")[2].strip().upper() if ":" in words else words.upper()
@@ -201,7 +201,7 @@ def _gpu(gpu: Gpu, node: Node, shards: list[Shard]) -> GpuView:
 
 
 def _port(port: Port, node: Node, now: float) -> PortView:
-    reading = node.ports.get((port.device, port.number))
+    reading = node.ports.get(port.device, port.number)
     load = reading.load if reading else None
     rates = dict(sorted(rates_of(reading).items())) if reading else {}
     return PortView(

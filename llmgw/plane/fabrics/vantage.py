@@ -26,7 +26,7 @@ class Vantage:
 
 def active(node: Node, port: Port) -> bool:
     """Whether the port carries traffic, by the newest word of its node."""
-    reading = node.ports.get((port.device, port.number))
+    reading = node.ports.get(port.device, port.number)
     state = (reading.load.state if reading is not None and reading.load.state else port.state).upper()
     return state.split(":")[-1].strip() == "ACTIVE"
 

@@ -10,7 +10,7 @@ from llmgw.plane.world import (
     Node,
     OpenProblem,
     Profile,
-    Reading,
+    Readings,
     Reason,
     Shard,
     Stage,
@@ -120,15 +120,11 @@ def gpu_node() -> Node:
         load=HostLoad(12.5, 24.0, 1 << 39, WALL - 2),
         gpu_loads=Map({GPU: GpuLoad(GPU, memory_used_bytes=100 << 30, utilization_percent=97, temperature_c=61)}),
         gpu_processes=(GpuProcess(GPU, 4242, "python", 5 << 30),),
-        ports=Map(
-            {
-                ("mlx5_0", 1): Reading(
-                    PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": 1 << 33, "port_xmit_data": 7}),
-                    NOW - 2,
-                    before=PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": (1 << 33) - 2_500_000_000}),
-                    before_at=NOW - 4,
-                )
-            }
+        ports=Readings(
+            (PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": 1 << 33, "port_xmit_data": 7}),),
+            NOW - 2,
+            before=(PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": (1 << 33) - 2_500_000_000}),),
+            before_at=NOW - 4,
         ),
         problems=Map(
             {
