@@ -36,7 +36,12 @@ _GRACE = 5.0
 _STABLE = 5.0
 
 
-async def run(settings: PlaneSettings, workers: int = 1) -> None:
+async def run(
+    settings: PlaneSettings,
+    workers: int = 1,
+    *,
+    task_status: trio.TaskStatus[tuple[tuple[str, int], ...]] = trio.TASK_STATUS_IGNORED,
+) -> None:
     """`llmgw-plane gateway`: gateway processes beside a plane, by the same plane.toml."""
     endpoints = [
         StaticEndpoint(entry.model, entry.url, api_key=entry.api_key, upstream_model=entry.upstream_model)
@@ -49,6 +54,7 @@ async def run(settings: PlaneSettings, workers: int = 1) -> None:
         workers=workers,
         endpoints=endpoints,
         logging=settings.log,
+        task_status=task_status,
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -15,11 +15,13 @@ import pytest
 import trio
 
 from llmgw.cell import Cell
+from llmgw.config import Listen
 from llmgw.errors import Conflict
+from llmgw.plane import settings as plane_settings
 from llmgw.plane.gateway import feed
 from llmgw.plane.gateway.in_flight import InFlight
-from llmgw.plane.gateway.process import run_gateway
-from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes, StaticEndpoint
+from llmgw.plane.gateway.process import run, run_gateway
+from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes
 from llmgw.plane.gateway.settings import GatewaySettings
 from tests.plane.gateway.parts import STREAM, Browser, Call, Engine, chat, chunk, fine, get, until
 
@@ -54,7 +56,7 @@ class Pair:
         await self.nursery.start(run)
         return in_flight
 
-    async def start(self, workers: int = 2, endpoints: Sequence[StaticEndpoint] = ()) -> None:
+    async def start(self, workers: int = 2) -> None:
         async def run(*, task_status: trio.TaskStatus[tuple[tuple[str, int], ...]]) -> None:
             with self.running:
                 await run_gateway(
@@ -62,7 +64,6 @@ class Pair:
                     listen=[("127.0.0.1", 0)],
                     directory=self.directory,
                     workers=workers,
-                    endpoints=endpoints,
                     task_status=task_status,
                 )
             self.ended.set()
@@ -228,6 +229,16 @@ async def test_common_clients_are_served(pair: Pair) -> None:
 
 
 async def test_static_endpoints_need_no_plane(pair: Pair) -> None:
-    await pair.start(workers=1, endpoints=[StaticEndpoint("tiny", f"http://127.0.0.1:{pair.engine.port}")])
+    endpoint = plane_settings.StaticEndpoint("tiny", f"http://127.0.0.1:{pair.engine.port}")
+    settings = plane_settings.PlaneSettings(
+        directory=pair.directory, gateway_listen=Listen("127.0.0.1", 0), endpoints=(endpoint,)
+    )
+
+    async def start(*, task_status: trio.TaskStatus[tuple[tuple[str, int], ...]]) -> None:
+        with pair.running:
+            await run(settings, task_status=task_status)
+        pair.ended.set()
+
+    ((_, pair.port),) = await pair.nursery.start(start)
     with trio.fail_after(20):
         assert await pair.ask(chat()) == (200, b'{"ok":true}')
