@@ -43,16 +43,12 @@ async def run(
     task_status: trio.TaskStatus[tuple[tuple[str, int], ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """`llmgw-plane gateway`: gateway processes beside a plane, by the same plane.toml."""
-    endpoints = [
-        StaticEndpoint(entry.model, entry.url, api_key=entry.api_key, upstream_model=entry.upstream_model)
-        for entry in settings.endpoints
-    ]
     await run_gateway(
         settings.gateway,
         listen=[(settings.gateway_listen.host, settings.gateway_listen.port)],
         directory=settings.directory,
         workers=workers,
-        endpoints=endpoints,
+        endpoints=settings.endpoints,
         logging=settings.log,
         task_status=task_status,
     )

@@ -17,12 +17,12 @@ import trio
 from llmgw.cell import Cell
 from llmgw.config import Listen
 from llmgw.errors import Conflict
-from llmgw.plane import settings as plane_settings
 from llmgw.plane.gateway import feed
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.process import run, run_gateway
-from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes
+from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes, StaticEndpoint
 from llmgw.plane.gateway.settings import GatewaySettings
+from llmgw.plane.settings import PlaneSettings
 from tests.plane.gateway.parts import STREAM, Browser, Call, Engine, chat, chunk, fine, get, until
 
 pytestmark = pytest.mark.real
@@ -229,10 +229,8 @@ async def test_common_clients_are_served(pair: Pair) -> None:
 
 
 async def test_static_endpoints_need_no_plane(pair: Pair) -> None:
-    endpoint = plane_settings.StaticEndpoint("tiny", f"http://127.0.0.1:{pair.engine.port}")
-    settings = plane_settings.PlaneSettings(
-        directory=pair.directory, gateway_listen=Listen("127.0.0.1", 0), endpoints=(endpoint,)
-    )
+    endpoint = StaticEndpoint("tiny", f"http://127.0.0.1:{pair.engine.port}")
+    settings = PlaneSettings(directory=pair.directory, gateway_listen=Listen("127.0.0.1", 0), endpoints=(endpoint,))
 
     async def start(*, task_status: trio.TaskStatus[tuple[tuple[str, int], ...]]) -> None:
         with pair.running:
