@@ -161,6 +161,11 @@ def fold(
     for one in report.others:
         if one.guid and one.error:
             managers = managers.set(one.guid, _silent(managers.get(one.guid), one, now))
+    if master is not None and not report.error:
+        # What this port saw before and the master does not remember any more.
+        for guid in before.sees - view.sees:
+            if guid in managers:
+                managers = managers.set(guid, _silent(managers[guid], managers[guid].manager, now))
     fabric = attrs.evolve(fabric, ports=fabric.ports.set(key, view), managers=managers)
     if master is not None and before.master and before.master != master.guid:
         fabric, change = _changed(fabric, key, before, master, now, patience)

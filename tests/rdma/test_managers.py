@@ -188,6 +188,24 @@ def test_a_standby_that_goes_is_told_after_a_while_and_when_it_returns() -> None
     assert watch.kinds == ["sm-standby-missing", "sm-standby-missing-over"]
 
 
+def test_a_standby_that_the_master_forgot_is_missing_too() -> None:
+    watch = settled()
+    for round_ in range(14):
+        for node in "wxyz":
+            watch.hear(node, manager(A, activity=100 + round_))
+        watch.wait(5.0)
+    assert watch.kinds == ["sm-standby-missing"]
+
+
+def test_a_memory_that_could_not_be_asked_misses_nobody() -> None:
+    watch = settled()
+    for round_ in range(14):
+        for node in "wxyz":
+            watch.hear(node, manager(A, activity=100 + round_), error="saquery did not end within 10 s")
+        watch.wait(5.0)
+    assert watch.told == []
+
+
 def test_equal_priorities_are_told_once() -> None:
     watch = Watch()
     for round_ in range(10):

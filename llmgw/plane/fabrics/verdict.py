@@ -216,6 +216,7 @@ def _errors(
     if new.counters is None or new.counters_at is None:
         return
     nodes, ends = new.by_guid(), new.by_end()
+    old_ends = before.by_end() if before is not None else {}
     earlier = before is not None and before.counters is not None and before.counters_at is not None
     was = {(one.guid, one.port): one for one in (before.counters or ()) if before} if before is not None else {}
     seconds = new.counters_at - (before.counters_at or 0.0) if before is not None and earlier else 0.0
@@ -225,7 +226,9 @@ def _errors(
         if node is None or link is None or node.kind not in ("switch", "host"):
             continue
         rate = queryerrors.compare(was.get((one.guid, one.port)), one, link.rate, seconds)
-        if not earlier:
+        there = old_ends.get((one.guid, one.port))
+        # Over a time in which the cable was out, counters tell of that and not of the cable.
+        if not earlier or there is None or there.ends != link.ends:
             rate = queryerrors.compare(one, one, link.rate, 0.0)  # only what stands at its maximum
         if rate.grade == "good":
             continue

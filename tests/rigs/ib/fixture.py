@@ -66,8 +66,9 @@ def site(
     managers: int = 2,
     aggregation: bool = True,
     priorities: tuple[int, int] = (14, 5),
+    at: tuple[int, int] = (0, 1),
 ) -> Iterator[Site]:
-    """A fat tree; `managers` subnet managers on the first hosts, up and settled.
+    """A fat tree; `managers` subnet managers on the hosts `at`, up and settled.
 
     The simulated MAD layer has no time-outs of its own, so that now and then a manager waits for ever for a packet
     that got lost while two of them met. That is the rig's fault alone: such a start is thrown away.
@@ -77,7 +78,7 @@ def site(
         with Fabric(net, directory, f"ib-{os.getpid()}-{next(_numbers)}") as fabric:
             one = Site(fabric, directory)
             try:
-                _settle(one, managers, priorities)
+                _settle(one, managers, priorities, at)
             except TimeoutError:
                 if attempt == 4:
                     raise
@@ -86,13 +87,13 @@ def site(
             return
 
 
-def _settle(one: Site, managers: int, priorities: tuple[int, int]) -> None:
+def _settle(one: Site, managers: int, priorities: tuple[int, int], at: tuple[int, int]) -> None:
     fabric = one.fabric
     if managers > 0:
-        one.first = fabric.manager(fabric.net.host(0), priorities[0], sweep=1)
+        one.first = fabric.manager(fabric.net.host(at[0]), priorities[0], sweep=1)
         one.first.wait_for("SUBNET UP", 30)
     if managers > 1:
-        one.second = fabric.manager(fabric.net.host(1), priorities[1], sweep=1)
+        one.second = fabric.manager(fabric.net.host(at[1]), priorities[1], sweep=1)
         one.second.wait_for("Entering STANDBY", 10)
         # The master notices it at its next sweep.
         until(lambda: fabric.tool(fabric.net.hosts[-1], "saquery", "SMIR").out.count("SMInfoRecord") == 2, "both", 5)

@@ -25,7 +25,7 @@ def machine(directory: Path, adapters: Mapping[str, tuple[Fabric, Box]]) -> dict
     bin_.mkdir(parents=True)
     source = Path(shim.__file__).read_text()
     script = bin_ / "shim"
-    script.write_text(f"#!{sys.executable} -S\n{source}")
+    script.write_text(f"#!{sys.executable} -IS\n{source}")
     script.chmod(0o755)
     for tool in TOOLS:
         (bin_ / tool).symlink_to("shim")
