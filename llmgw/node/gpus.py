@@ -69,9 +69,10 @@ class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Gpus:
     """Watches the GPUs. `view` is replaced at each answer, and when answers stop."""
 
-    def __init__(self, view: View, *, probe: Probe | None = None) -> None:
+    def __init__(self, view: View, *, probe: Probe | None = None, keep: bool = True) -> None:
         self._where = view
         self._file = view.state / "gpus.json" if view.state else None
+        self._may_keep = keep
         self._boot = boot_id(view)
         kept = recall(self._file, self._boot)
         self._kept = kept
@@ -113,6 +114,18 @@ class Gpus:
                 await trio.sleep(pause)
         finally:
             await self.probe.aclose()
+
+    async def once(self) -> GpuView:
+        """Ask one time and end the process: for somebody who wants to know now."""
+        began = time.monotonic()
+        self._present = await self._on_the_bus()
+        try:
+            self.answered(await self.probe.ask(Look(True)))
+        except Unanswered as unanswered:
+            self.unanswered(unanswered, began)
+        finally:
+            await self.probe.aclose()
+        return self.view.value
 
     async def _on_the_bus(self) -> tuple[inventory.PciGpu, ...]:
         with trio.move_on_after(5):
@@ -166,7 +179,7 @@ class Gpus:
             ghost_pid=ghost.pid if ghost else 0,
             ghost_started=ghost.started if ghost else 0,
         )
-        if self._file is None or kept == self._kept:
+        if self._file is None or not self._may_keep or kept == self._kept:
             return
         self._kept = kept
         try:

@@ -116,6 +116,29 @@ class Reader:
         return ()
 
 
+def so_far(view: View) -> tuple[KernelEvent, ...] | None:
+    """What the log holds now; None when it may not be read."""
+    reader, found = Reader(), list[KernelEvent]()
+    try:
+        descriptor = os.open(view.at("dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        while True:
+            try:
+                record = os.read(descriptor, MOST_RECORD)
+            except BrokenPipeError:
+                continue
+            except OSError as error:
+                return tuple(found) if isinstance(error, BlockingIOError) else None
+            if not record:
+                return tuple(found)
+            for line in lines(record):
+                found.extend(reader.events(line))
+    finally:
+        os.close(descriptor)
+
+
 class Kernel:
     """Follows the log and tells each event to `heard`. `readable` is None until it is known."""
 

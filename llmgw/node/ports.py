@@ -254,7 +254,7 @@ class Ports:
         everything = self._adapters.values()
         view = PortView(
             at=time.monotonic(),
-            ports=self._facts(),
+            ports=self.facts(),
             loads=tuple(load for reading in everything for load in reading.loads),
             silent={
                 reading.adapter.name: reading.silent_since for reading in everything if reading.silent_since is not None
@@ -263,7 +263,7 @@ class Ports:
         self.view.set(view)
         return view
 
-    def _facts(self) -> tuple[Port, ...]:
+    def facts(self) -> tuple[Port, ...]:
         """Every port's lasting facts; the same object as before while nothing that goes into them is new."""
         gpus, everything = self._gpus(), tuple(self._adapters.values())
         made_of = (gpus, self._mtus, *(reading.ports for reading in everything))

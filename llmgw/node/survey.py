@@ -13,13 +13,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import trio
 
 from llmgw.cell import Cell
-from llmgw.node import files
 from llmgw.node.beats import Beats
 from llmgw.node.gpus import Gpus, own_pid_namespace, owned
 from llmgw.node.host import Meter, boot_id, host
@@ -27,7 +25,7 @@ from llmgw.node.imex import imex, own_addresses
 from llmgw.node.kernel import Kernel, KernelEvent
 from llmgw.node.nvml.probe import Probe
 from llmgw.node.ports import Ports
-from llmgw.node.problems.memory import Facts, Memory
+from llmgw.node.problems.memory import Facts, recalled
 from llmgw.node.problems.verdict import problems
 from llmgw.node.snapshot import Snapshot
 from llmgw.node.view import View
@@ -72,7 +70,7 @@ class Survey:
         self._events: deque[KernelEvent] = deque(maxlen=MOST_EVENTS)
         self._problems: tuple[Problem, ...] = ()
         self._memory_file = view.state / "problems.json" if view.state else None
-        self._memory = _recalled(self._memory_file)
+        self._memory = recalled(self._memory_file)
         self._moved = trio.Event()
         self._lasting: object = None
         self.gpus = Gpus(view, probe=probe)
@@ -243,14 +241,6 @@ class Survey:
             os.replace(beside, self._memory_file)
         except OSError:
             return
-
-
-def _recalled(file: Path | None) -> Memory:
-    text = files.text(file) if file is not None else None
-    try:
-        return msgspec.json.decode(text, type=Memory) if text else Memory()
-    except (msgspec.MsgspecError, RecursionError):
-        return Memory()
 
 
 def _held(processes: tuple[GpuProcess, ...]) -> dict[int, int]:

@@ -111,10 +111,10 @@ class Probe:
         finally:
             # Also when we were cancelled: an answer still to come would be taken for the next question's.
             if seen is None:
-                await self.aclose()
+                await self._end()
         if seen is not None:
             if seen.refused:
-                await self.aclose()
+                await self._end()
             return seen
         if scope.cancelled_caught:
             raise Unanswered(f"the driver did not answer within {within:.0f} s", stalled=True)
@@ -175,6 +175,12 @@ class Probe:
 
     async def aclose(self) -> None:
         """End the process, and leave it behind if the kernel will not. Bounded; safe to call at any time."""
+        await self._end()
+        if self._words is not None:
+            os.close(self._words)
+            self._words = None
+
+    async def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return

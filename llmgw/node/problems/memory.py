@@ -6,10 +6,13 @@ Times are the kernel's monotonic clock, which an agent's restart does not touch 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
+import msgspec
 from msgspec import Struct, structs
 
+from llmgw.node import files
 from llmgw.node.gpus import GpuView
 from llmgw.node.kernel import KernelEvent
 from llmgw.node.ports import PortView
@@ -90,6 +93,15 @@ class Memory(Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: dict[str, Held] = {}
     ports: dict[str, PortPast] = {}
     gpus: dict[str, GpuPast] = {}
+
+
+def recalled(file: Path | None) -> Memory:
+    """What an earlier agent wrote down; nothing where that cannot be read."""
+    text = files.text(file) if file is not None else None
+    try:
+        return msgspec.json.decode(text, type=Memory) if text else Memory()
+    except (msgspec.MsgspecError, RecursionError):
+        return Memory()
 
 
 @attrs.frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmgw.node.problems import gpus, host, ports
-from llmgw.node.problems.memory import Facts, Memory, Verdict, settled, told
+from llmgw.node.problems.memory import Facts, Memory, PortPast, Symptom, Verdict, settled, told
 
 
 def problems(facts: Facts, previous: Memory, now: float) -> Verdict:
@@ -11,7 +11,19 @@ def problems(facts: Facts, previous: Memory, now: float) -> Verdict:
     if previous.boot != facts.host.boot_id:
         previous = Memory(boot=facts.host.boot_id)
     port_past = ports.remembered(facts, previous.ports, now) if facts.ports.at is not None else previous.ports
-    symptoms = [
+    held = settled(previous.held, symptoms(facts, previous, port_past, now), now)
+    gpu_past = gpus.remembered(facts, previous.gpus, now)
+    return Verdict(told(held), Memory(boot=previous.boot, held=held, ports=port_past, gpus=gpu_past))
+
+
+def now_wrong(facts: Facts, previous: Memory, now: float) -> list[Symptom]:
+    """What is wrong at this moment, whether it lasts or not."""
+    previous = previous if previous.boot == facts.host.boot_id else Memory()
+    return symptoms(facts, previous, ports.remembered(facts, previous.ports, now), now)
+
+
+def symptoms(facts: Facts, previous: Memory, port_past: dict[str, PortPast], now: float) -> list[Symptom]:
+    return [
         *gpus.driver(facts),
         *gpus.gpus(facts, previous.gpus, now),
         *gpus.xids(facts, now),
@@ -21,6 +33,3 @@ def problems(facts: Facts, previous: Memory, now: float) -> Verdict:
         *ports.kernel(facts, now),
         *host.host(facts, now),
     ]
-    held = settled(previous.held, symptoms, now)
-    memory = Memory(boot=previous.boot, held=held, ports=port_past, gpus=gpus.remembered(facts, previous.gpus, now))
-    return Verdict(told(held), memory)
