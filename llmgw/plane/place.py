@@ -8,12 +8,13 @@ nodes will choose among groups of rooms that reach one another; the checks of on
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Generic, TypeVar
 
 import attrs
 
 from llmgw.plane.checks import Need, installed, pick, refusals
-from llmgw.plane.rooms import Room, room
+from llmgw.plane.rooms import Room, room, weights_of
 from llmgw.plane.world import Model, Node, Reason, Shard, World
 from llmgw.wire.facts import ModelName, NodeId, ShardId
 
@@ -27,7 +28,20 @@ class Choice:
     why: str
 
 
+T = TypeVar("T")
+
+#: Not installed yet, GPUs left, threads left, memory left: the smaller, the tighter.
 _Score = tuple[bool, int, int, int]
+#: Without the weights, other replicas of the model there, the score, the node.
+_Entry = tuple[bool, int, bool, int, int, int, NodeId]
+
+
+@attrs.define
+class _Kept(Generic[T]):
+    """Something computed, and how many touches it has seen."""
+
+    value: T
+    seen: int
 
 
 class Rooms:
@@ -40,14 +54,16 @@ class Rooms:
         self._nodes: Mapping[NodeId, Node] = world.nodes
         self._now = now
         self._held: dict[NodeId, dict[ShardId, Shard]] = {}
-        self._replicas: dict[tuple[ModelName, NodeId], int] = {}
+        self._replicas: dict[ModelName, dict[NodeId, int]] = {}
         for shard in world.shards.values():
             self._count(shard, 1)
             self._held.setdefault(shard.node, {})[shard.id] = shard
         self._rooms: dict[NodeId, Room] = {}
-        self._log: list[NodeId] = []
-        self._scores: dict[Need, tuple[dict[NodeId, _Score], list[int]]] = {}
-        self._heaps: dict[tuple[Need, ModelName], tuple[list[tuple[object, ...]], list[int]]] = {}
+        self._touched: list[NodeId] = []  # in order: who looked before a touch looks again from there on
+        self._scores: dict[Need, _Kept[dict[NodeId, _Score]]] = {}
+        self._heaps: dict[tuple[Need, ModelName], _Kept[list[_Entry]]] = {}
+        self._asked: set[tuple[Need, ModelName]] = set()
+        self._sources: dict[str, set[NodeId]] | None = None
 
     def room(self, node: NodeId, *, without: ShardId | None = None) -> Room | None:
         """A node's room; `without` one shard that is placed there."""
@@ -83,27 +99,19 @@ class Rooms:
 
     def choose(self, need: Need, model: ModelName, avoid: Collection[NodeId] = ()) -> Choice | None:
         """The best node for one more shard of a model, none of `avoid`; None when no node has room."""
-        heap = self._heap(need, model)
-        aside: list[tuple[object, ...]] = []
-        chosen: NodeId | None = None
-        while heap:
-            entry = heap[0]
-            node = entry[-1]
-            assert isinstance(node, str)
-            if entry != self._entry(need, model, NodeId(node)):
-                heapq.heappop(heap)  # an older score; the newer one is in the heap as well
-            elif node in avoid:
-                aside.append(heapq.heappop(heap))
-            else:
-                chosen = NodeId(node)
-                break
-        for entry in aside:
-            heapq.heappush(heap, entry)
+        scores = self._fresh(need)
+        entry = self._entries(need, model)
+        if (need, model) in self._asked:
+            chosen = self._from_heap(need, model, scores, entry, avoid)
+        else:
+            # Most models have few replicas: one look at all scores is cheaper than a heap of them.
+            self._asked.add((need, model))
+            chosen = min((entry(node, scores[node]) for node in scores if node not in avoid), default=None)
         if chosen is None:
             return None
-        found = self.room(chosen)
+        found = self.room(chosen[-1])
         assert found is not None
-        return Choice(chosen, pick(found, need), self._why(found, need, model))
+        return Choice(chosen[-1], pick(found, need), self._why(found, need, model))
 
     def refused(self, need: Need) -> tuple[Reason, ...]:
         """Every node's failing checks, by node name."""
@@ -114,8 +122,52 @@ class Rooms:
             found += refusals(here, need)
         return tuple(found)
 
+    def _from_heap(
+        self,
+        need: Need,
+        model: ModelName,
+        scores: dict[NodeId, _Score],
+        entry: Callable[[NodeId, _Score], _Entry],
+        avoid: Collection[NodeId],
+    ) -> _Entry | None:
+        kept = self._heaps.get((need, model))
+        if kept is None:
+            heap = [entry(node, score) for node, score in scores.items()]
+            heapq.heapify(heap)
+            kept = self._heaps[need, model] = _Kept(heap, len(self._touched))
+        heap = kept.value
+        for node in set(self._touched[kept.seen :]):
+            if node in scores:
+                heapq.heappush(heap, entry(node, scores[node]))
+        kept.seen = len(self._touched)
+        aside: list[_Entry] = []
+        found: _Entry | None = None
+        while heap and found is None:
+            top = heap[0]
+            score = scores.get(top[-1])
+            if score is None or top != entry(top[-1], score):
+                heapq.heappop(heap)  # an older score; where there is a newer one it is in the heap as well
+            elif top[-1] in avoid:
+                aside.append(heapq.heappop(heap))
+            else:
+                found = top
+        for passed in aside:
+            heapq.heappush(heap, passed)
+        return found
+
+    def _entries(self, need: Need, model: ModelName) -> Callable[[NodeId, _Score], _Entry]:
+        """How the nodes are ordered for one model: the smallest entry is the best."""
+        if self._sources is None:
+            self._sources = {}
+            for node in self._nodes:
+                for source in weights_of(self._nodes[node]):
+                    self._sources.setdefault(source, set()).add(node)
+        there: Collection[NodeId] = self._sources.get(need.source, ())
+        replicas = self._replicas.get(model, {})
+        return lambda node, score: (node not in there, replicas.get(node, 0), *score, node)
+
     def _why(self, room: Room, need: Need, model: ModelName) -> str:
-        others = self._replicas.get((model, room.node.id), 0)
+        others = self._replicas.get(model, {}).get(room.node.id, 0)
         words = ["the weights are there"] if need.source in room.weights else []
         words.append(f"{others} other replicas of the model there" if others else "no other replica of the model there")
         if need.resources.gpus:
@@ -126,12 +178,12 @@ class Rooms:
         return ", ".join(words)
 
     def _count(self, shard: Shard, by: int) -> None:
-        key = (shard.model, shard.node)
-        self._replicas[key] = self._replicas.get(key, 0) + by
+        counts = self._replicas.setdefault(shard.model, {})
+        counts[shard.node] = counts.get(shard.node, 0) + by
 
     def _touch(self, node: NodeId) -> None:
         self._rooms.pop(node, None)
-        self._log.append(node)
+        self._touched.append(node)
 
     def _score(self, node: NodeId, need: Need) -> _Score | None:
         found = self.room(node)
@@ -147,43 +199,20 @@ class Rooms:
         )
 
     def _fresh(self, need: Need) -> dict[NodeId, _Score]:
-        kept = self._scores.get(need)
+        """The scores of all nodes that pass, which are the same for all models that ask for as much."""
+        key = need if need.resources.disk_bytes else attrs.evolve(need, source="")
+        kept = self._scores.get(key)
         if kept is None:
-            scores = {node: score for node in self._nodes if (score := self._score(node, need)) is not None}
-            kept = self._scores[need] = (scores, [len(self._log)])
-        scores, seen = kept
-        for node in set(self._log[seen[0] :]):
-            score = self._score(node, need)
+            scores = {node: score for node in self._nodes if (score := self._score(node, key)) is not None}
+            kept = self._scores[key] = _Kept(scores, len(self._touched))
+        for node in set(self._touched[kept.seen :]):
+            score = self._score(node, key)
             if score is None:
-                scores.pop(node, None)
+                kept.value.pop(node, None)
             else:
-                scores[node] = score
-        seen[0] = len(self._log)
-        return scores
-
-    def _entry(self, need: Need, model: ModelName, node: NodeId) -> tuple[object, ...] | None:
-        score = self._scores[need][0].get(node)
-        if score is None:
-            return None
-        found = self.room(node)
-        assert found is not None
-        return (need.source not in found.weights, self._replicas.get((model, node), 0), *score, node)
-
-    def _heap(self, need: Need, model: ModelName) -> list[tuple[object, ...]]:
-        scores = self._fresh(need)
-        kept = self._heaps.get((need, model))
-        if kept is None:
-            heap = [entry for node in scores if (entry := self._entry(need, model, node)) is not None]
-            heapq.heapify(heap)
-            self._heaps[need, model] = (heap, [len(self._log)])
-            return heap
-        heap, seen = kept
-        for node in set(self._log[seen[0] :]):
-            entry = self._entry(need, model, node)
-            if entry is not None:
-                heapq.heappush(heap, entry)
-        seen[0] = len(self._log)
-        return heap
+                kept.value[node] = score
+        kept.seen = len(self._touched)
+        return kept.value
 
 
 def place(world: World, model: Model, now: float) -> Choice | tuple[Reason, ...]:

@@ -62,6 +62,13 @@ def labels_of(node: Node) -> dict[str, str]:
     return {**(node.facts.labels if node.facts else {}), **dict(node.labels)}
 
 
+def weights_of(node: Node) -> frozenset[str]:
+    """The sources whose files are all in the node's cache."""
+    if node.facts is None or not node.facts.weights:
+        return frozenset()
+    return frozenset(w.source for w in node.facts.weights if w.complete and not w.error)
+
+
 def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None = None) -> Room:
     """What `node` has to give beside `shards`, which are all those placed on it.
 
@@ -72,7 +79,7 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None 
     heard_age = None if node.heard_at is None else max(0.0, now - node.heard_at)
     if facts is None:
         return Room(node, (), 0, 0, 0, 0, None, frozenset(), labels_of(node), heard_age=heard_age)
-    weights = frozenset(w.source for w in facts.weights if w.complete and not w.error)
+    weights = weights_of(node)
     threads = facts.host.cpu.threads
     asked = [shard.spec.resources for shard in held]
     memory_free = facts.host.memory_bytes - sum(r.memory_bytes for r in asked)
@@ -168,6 +175,8 @@ def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: Shard | Non
 def _health(node: Node, gpu: Gpu, now: float) -> tuple[str, float | None, bool]:
     if gpu.unreadable:
         return f"cannot be read: {gpu.unreadable}", None, False
+    if not node.problems:
+        return "", None, False
     broken, age = _bad(node, gpu.uuid, now)
     subject = f"gpu:{gpu.uuid}"
     warned = any(key[0] == subject and o.problem.grade is Grade.WARN for key, o in node.problems.items())
