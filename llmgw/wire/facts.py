@@ -189,6 +189,7 @@ class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fabric: GpuFabric | None = None
     unreadable: str = ""
     topology: dict[str, str] = {}  # other GPU's uuid -> "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
+    no_peer_access: dict[str, str] = {}  # other GPU's uuid -> why the driver lets neither read the other's memory
 
 
 class GpuDriver(Struct, frozen=True, kw_only=True, omit_defaults=True):
