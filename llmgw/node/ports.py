@@ -66,6 +66,7 @@ class Adapter:
         self._refused: dict[str, float] = {}
         self._moving: tuple[str, ...] = ()
         self._netdevs: tuple[str, ...] = ()
+        self._asked: tuple[str, ...] = ("speed",)
         self.path = ""
 
     def whole(self) -> Tree:
@@ -80,6 +81,7 @@ class Adapter:
             driver = files.real(device / "driver")
             if driver is not None:
                 tree["@driver"] = driver.name
+                self._asked = ("speed", "operstate") if driver.name == "efa" else ("speed",)
             if (device / "physfn").exists():
                 tree["@physfn"] = "1"
             for name in PCI_FILES:
@@ -106,7 +108,8 @@ class Adapter:
         for path in self._moving:
             self._take(tree, path)
         for name in self._netdevs:
-            tree[f"@net/{name}/speed"] = read(f"{self._net}/{name}/speed")
+            for file in self._asked:
+                tree[f"@net/{name}/{file}"] = read(f"{self._net}/{name}/{file}")
         return tree
 
     def _take(self, tree: dict[str, str | Unread], path: str) -> None:

@@ -152,10 +152,10 @@ def _port(device: str, tree: Tree, number: str) -> Port:
     below = f"ports/{number}/"
     driver = driver_of(tree, device)
     kind = kind_of(tree, device, number, driver)
-    state = word(text(tree, below + "state"))
     table = tuple(gids(tree, number))
     first = next((row.gid for row in table if row.index == 0), "")
     netdev = netdev_of(tree, number, table)
+    state = state_of(tree, number, kind, netdev)
     speed = speed_of(tree, netdev)
     netdev_mtu = integer(text(tree, f"@net/{netdev}/mtu"))
     bonded = bool(text(tree, f"@net/{netdev}/bonding"))
@@ -204,7 +204,7 @@ def loads(known: Sequence[Port], tree: Tree) -> tuple[PortLoad, ...]:
 
 def _load(port: Port, tree: Tree) -> PortLoad:
     below = f"ports/{port.number}/"
-    state = word(text(tree, below + "state"))
+    state = state_of(tree, str(port.number), port.kind, port.netdev)
     up = linked(state)
     managed = port.kind in ("ib", "opa") and up
     return PortLoad(
@@ -229,6 +229,13 @@ def counters(tree: Tree, number: str) -> dict[str, int]:
                 if count is not None and 0 <= count < 1 << 64:
                     found[path[len(folder) :]] = count
     return found
+
+
+def state_of(tree: Tree, number: str, kind: str, netdev: str) -> str:
+    """A port's state. EFA calls itself active whatever happens: there its network interface's word counts (SY13)."""
+    if kind == "efa" and text(tree, f"@net/{netdev}/operstate") == "down":
+        return "DOWN"
+    return word(text(tree, f"ports/{number}/state"))
 
 
 def linked(state: str) -> bool:

@@ -16,6 +16,7 @@
  *   field ID GPU VALUE   a field value                   remap GPU CORRECTABLE UNCORRECTABLE PENDING FAILED
  *   ecc GPU TYPE COUNTER VALUE                           sram GPU TYPE COUNTER VALUE
  *   throttle GPU BITS    temperature GPU DEGREES         pcie GPU GEN WIDTH
+ *   p2p GPU STATUS       towards every other GPU
  */
 #include <signal.h>
 #include <stdint.h>
@@ -276,7 +277,7 @@ int nvmlDeviceGetFieldValues(Handle handle, int count, Field *out) {
 }
 
 int nvmlDeviceGetTopologyCommonAncestor(Handle a, Handle b, int *out) { BEHAVE(gpu_of(a)); *out = gpu_of(a) / 4 == gpu_of(b) / 4 ? 40 : 50; return OK; }
-int nvmlDeviceGetP2PStatus(Handle a, Handle b, int which, int *out) { BEHAVE(gpu_of(a)); (void)b; (void)which; *out = 0; return OK; }
+int nvmlDeviceGetP2PStatus(Handle a, Handle b, int which, int *out) { BEHAVE(gpu_of(a)); (void)b; (void)which; *out = about("p2p", gpu_of(a), 0); return OK; }
 
 typedef struct { unsigned version; unsigned char uuid[16]; int status; unsigned clique; unsigned char state; unsigned mask; unsigned char summary; } Fabric;
 int nvmlDeviceGetGpuFabricInfoV(Handle handle, Fabric *out) {

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from llmgw.node.ports import Ports, mtus, read
+from llmgw.node.problems.memory import Facts, Memory
+from llmgw.node.problems.verdict import problems
 from llmgw.node.view import View
 from llmgw.rdma.sysfs import Unread
 from llmgw.wire.facts import Gpu, Port
@@ -131,6 +137,53 @@ def test_a_read_never_raises(tmp_path: Path) -> None:
     assert read(str(REFUSES)) == Unread("EINVAL")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\0ok")
     assert read(str(tmp_path / "bytes")) == "��ok"
+
+
+states = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [b"4: ACTIVE", b"1: DOWN", b"InfiniBand", b"Ethernet", b"400 Gb/sec (4X NDR)", b"0x5", b"mlx5_core"]
+    ),
+)
+DEVICES = ("mlx5_0", "rxe0", "efa_0")
+trees = st.dictionaries(
+    st.sampled_from(
+        [
+            *(f"{device}/{name}" for device in DEVICES for name in ("node_guid", "node_type", "parent")),
+            *(
+                f"{device}/ports/{number}/{name}"
+                for device in DEVICES
+                for number in ("1", "2", "x")
+                for name in (
+                    "state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "gids/0", "gids/1", "gids/x",
+                    "gid_attrs/types/1", "gid_attrs/ndevs/1", "counters/link_downed", "hw_counters/out_of_buffer",
+                    "counters",
+                )
+            ),
+        ]
+    ),
+    states,
+    max_size=25,
+)  # fmt: skip
+
+
+@hypothesis_settings(deadline=None, max_examples=60)
+@given(trees)
+def test_any_files_in_place_of_sysfs_give_facts_and_problems_and_never_an_exception(tree: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for path, data in tree.items():
+            file = Path(folder) / "sys/class/infiniband" / path
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                continue  # a name that is a file in one entry and a folder in another
+        ports = Ports(View(root=Path(folder)))
+        trio.run(ports.look)
+        view = trio.run(ports.look)
+        verdict = problems(Facts(ports=view), Memory(), 1.0)
+        assert len(view.loads) == len(view.ports)
+        assert all(problem.text for problem in verdict.problems)
 
 
 async def test_a_missing_tool_tells_no_mtu() -> None:

@@ -156,6 +156,9 @@ def test_efa_is_a_kind_of_its_own_and_keeps_both_its_names() -> None:
     assert (mine.kind, mine.device, mine.libfabric) == ("efa", "rdmap86s0", "rdmap86s0-rdm")
     assert kind_of({"ports/1/link_layer": "Unknown", "node_type": "7: unspecified"}, "efa_0", "1", "") == "efa"
     assert assigned([mine])[0].rail is None
+    shut = {**efa, "@net/eth5/own": "1", "@net/eth5/operstate": "down"}
+    assert port(shut, "rdmap86s0").state == "DOWN"
+    assert loads(ports("rdmap86s0", shut), shut)[0].state == "DOWN"
 
 
 def test_omni_path_borrows_infinibands_words_and_is_no_rail() -> None:

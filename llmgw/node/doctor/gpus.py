@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 from llmgw.node import files
@@ -114,6 +115,26 @@ def nvlink(patient: Patient) -> Iterator[Finding]:
         return iter([skipped("these GPUs have no NVLink")])
     told = f"{min(links)} to {max(links)} NVLinks up" if links else ""
     return _all(patient, ("nvlink-down", "nvlink-errors"), told)
+
+
+@check("gpu.peer-access")
+def peer_access(patient: Patient) -> Iterator[Finding]:
+    gpus = [gpu for gpu in patient.facts.gpus.gpus if not gpu.unreadable]
+    if reason := unseen(patient):
+        yield skipped(reason)
+    elif len(gpus) < 2:
+        yield skipped("it takes two GPUs")
+    else:
+        reasons = Counter(why for gpu in gpus for why in gpu.no_peer_access.values())
+        shut = reasons.total() // 2 or reasons.total()
+        if "disabled by a driver setting (regkey)" in reasons:
+            text = f"{shut} pairs of GPUs may not read each other's memory: disabled by a driver setting"
+            yield warn(
+                text, "look for NVreg_RegistryDwords in /etc/modprobe.d and remove what disables P2P", pairs=shut
+            )
+        else:
+            why = f": {reasons.most_common(1)[0][0]}" if reasons else ""
+            yield ok(f"{shut} pairs of GPUs without peer access{why}", pairs=shut)
 
 
 @check("gpu.fabric")

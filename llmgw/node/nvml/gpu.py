@@ -21,6 +21,15 @@ MOST_NVLINKS = 36
 NO_VALUE = (1 << 64) - 1
 SWITCH = 2  # nvmlIntNvLinkDeviceType_t
 
+#: nvmlGpuP2PStatus_t, but for 0, which is well. The binding's own name for "reads" is no number (a tuple), so: 0.
+NO_PEER_ACCESS = {
+    1: "the chipset does not support it",
+    2: "the GPU does not support it",
+    3: "the I/O hub does not support it",
+    4: "disabled by a driver setting (regkey)",
+    5: "not supported",
+}
+PEER_READS = 0
 #: nvmlGpuTopologyLevel_t.
 LEVELS = {0: "SELF", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
@@ -78,6 +87,7 @@ class Device:
             nvlinks=self._nvlinks()[0],
             fabric=self.fabric(),
             topology=self._topology(others),
+            no_peer_access=self._no_peer_access(others),
         )
 
     def _mig(self) -> tuple[MigDevice, ...]:
@@ -118,6 +128,16 @@ class Device:
                 found[other.uuid] = f"NV{up}"
             elif level is not None:
                 found[other.uuid] = LEVELS.get(level, "")
+        return found
+
+    def _no_peer_access(self, others: tuple[Device, ...]) -> dict[str, str]:
+        """Why other GPUs cannot be read from here; what the driver does not tell is not held against them."""
+        call, found = Calls(), {}
+        for other in others:
+            if other is not self and other.handle is not None:
+                status = call(pynvml.nvmlDeviceGetP2PStatus, self.handle, other.handle, PEER_READS)
+                if status in NO_PEER_ACCESS:
+                    found[other.uuid] = NO_PEER_ACCESS[status]
         return found
 
     # --- now -------------------------------------------------------------------------------------------

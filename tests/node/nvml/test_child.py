@@ -180,6 +180,16 @@ async def test_unified_memory_is_the_hosts_and_flagged(driver: Driver) -> None:
     assert gpu.pci == "000f:1b:00.0"
 
 
+async def test_gpus_that_may_not_read_one_another_say_why(driver: Driver) -> None:
+    driver.says("gpus 3", "p2p 1 4")
+    probe = driver.probe()
+    seen = await look(probe)
+    await probe.aclose()
+    assert seen.gpus is not None
+    assert seen.gpus[0].no_peer_access == {}
+    assert seen.gpus[1].no_peer_access == dict.fromkeys((uuid(0), uuid(2)), "disabled by a driver setting (regkey)")
+
+
 async def test_an_old_library_without_memory_version_two_is_asked_by_version_one(driver: Driver) -> None:
     driver.says("fail nvmlDeviceGetMemoryInfo_v2 -1 25")
     probe = driver.probe()
