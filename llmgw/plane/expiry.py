@@ -1,6 +1,6 @@
 """What silence makes of nodes, and when the plane distrusts itself instead (D1, D2, D3).
 
-Pure. Everything is measured on the plane's monotonic clock at receipt. docs/decisions/0002-silence.md says why
+Pure. Everything is measured on the plane's monotonic clock at receipt. docs/decisions/0020-silence.md says why
 the numbers are what they are.
 """
 

@@ -300,9 +300,10 @@ class Fleet:
             self.events.written(mark)
         self._stored.written(puts, deletes, seen)
 
-    def _take(self, world: World, events: Iterable[Event]) -> None:
+    def _take(self, world: World, events: tuple[Event, ...]) -> None:
         self.world.take(world)
-        self.events.extend(events)
+        if events:
+            self.events.extend(events)
 
     def _with_node(self, node: Node) -> World:
         world = self.world.value
