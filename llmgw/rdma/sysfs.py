@@ -104,7 +104,17 @@ def kind_of(tree: Tree, device: str, number: str, driver: str) -> str:
         return "opa"
     if node in OTHER_NODES:
         return "other"
+    if not layer:  # kernels and drivers from before the file, and files that cannot be read
+        return _kind_by_traces(tree, number)
     return {"infiniband": "ib", "ethernet": "roce"}.get(layer, "other")
+
+
+def _kind_by_traces(tree: Tree, number: str) -> str:
+    """Without a word on the link layer: RoCE has types in its GID table, InfiniBand has a LID."""
+    types = {text(tree, path) for path in tree if path.startswith(f"ports/{number}/gid_attrs/types/")}
+    if any("v2" in each for each in types):
+        return "roce"
+    return "ib" if lid(text(tree, f"ports/{number}/lid")) is not None else "other"
 
 
 def driver_of(tree: Tree, device: str) -> str:

@@ -174,6 +174,12 @@ def test_iwarp_is_neither_infiniband_nor_roce() -> None:
     assert kind_of({"node_type": "1: CA", "ports/1/link_layer": "Ethernet"}, "irdma0", "1", "irdma") == "roce"
 
 
+def test_without_a_word_on_the_link_layer_the_traces_of_each_kind_count() -> None:
+    assert kind_of({"ports/1/lid": "0x5"}, "mthca0", "1", "") == "ib"
+    assert kind_of({"ports/1/lid": "0x0", "ports/1/gid_attrs/types/1": "RoCE v2"}, "mlx5_0", "1", "") == "roce"
+    assert kind_of({"ports/1/link_layer": EINVAL}, "mlx5_0", "1", "") == "other"
+
+
 def test_rows_whose_type_is_not_readable_stay_without_a_type() -> None:
     mine = port(
         infiniband(

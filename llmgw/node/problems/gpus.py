@@ -103,6 +103,20 @@ def gpus(facts: Facts, past: dict[str, GpuPast], now: float) -> Iterator[Symptom
                 yield from _load(gpu, load)
                 yield from _nvlink_errors(gpu, load, past.get(gpu.uuid), now)
     yield from _against_peers(facts)
+    yield from _split(facts)
+
+
+def _split(facts: Facts) -> Iterator[Symptom]:
+    """GPUs of one node in several NVLink domains reach one another through PCIe at best."""
+    domains: dict[str, list[str]] = defaultdict(list)
+    for gpu in facts.gpus.gpus:
+        fabric = facts.gpus.fabrics.get(gpu.uuid)
+        if not gpu.unreadable and fabric is not None and fabric.domain is not None:
+            domains[fabric.domain].append(str(gpu.index) if gpu.index is not None else gpu.pci)
+    if len(domains) > 1:
+        parts = "; ".join(f"{', '.join(indexes)} in {domain}" for domain, indexes in sorted(domains.items()))
+        text = f"the GPUs of this node are in {len(domains)} NVLink domains: {parts}"
+        yield node("fabric-split", Grade.WARN, text, "compare the partitions that the fabric manager defines")
 
 
 def _bad(gpu: Gpu, code: str, text: str, remedy: str, grade: Grade = Grade.BAD, **times: float) -> Symptom:

@@ -179,6 +179,15 @@ def test_a_completed_fabric_is_healthy_though_no_fabric_manager_runs_here() -> N
     assert found(with_fabric(GpuFabric(state="completed"))) == {}
 
 
+def test_gpus_of_one_node_in_two_cliques_are_told() -> None:
+    seen = with_fabric(READY)
+    other = GpuFabric(state="completed", cluster_uuid=CLUSTER, clique=7, healthy=True)
+    split = attrs.evolve(seen, gpus=attrs.evolve(seen.gpus, fabrics={**seen.gpus.fabrics, "GPU-7": other}))
+    (problem,) = found(split).values()
+    assert problem.code == "fabric-split"
+    assert f"7 in {CLUSTER}.7" in problem.text
+
+
 def test_faults_of_the_fabric_are_named_by_weight() -> None:
     light = GpuFabric(state="completed", cluster_uuid=CLUSTER, healthy=False, faults=("degraded bandwidth",))
     assert found(with_fabric(light))["gpu:GPU-0 fabric-unhealthy"].grade is Grade.WARN
