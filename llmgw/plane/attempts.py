@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from llmgw.plane.events import Event
+from llmgw.plane.event import Event
 from llmgw.plane.world import ENDED, Failure, Settings, Shard, Stray, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import NodeId, ShardId, ShardState

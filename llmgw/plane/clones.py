@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import pairwise
 
-from llmgw.plane.events import Event
+from llmgw.plane.event import Event
 from llmgw.wire.facts import NodeId
 
 #: Displacements further apart than this have nothing to do with one another, in seconds.

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 import structlog
-from msgspec import Struct
 
 from llmgw.cell import Cell
+from llmgw.plane.event import Event
 from llmgw.plane.store import Store
+
+__all__ = ["Event", "Events"]
 
 PREFIX = "events/"
 
@@ -33,21 +35,6 @@ WARNINGS = frozenset(
 )
 
 _log = structlog.get_logger("llmgw.events")
-
-
-class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened. `clock` is the plane's wall clock, `kind` a stable word, `text` a whole sentence.
-
-    `subject` is "node:<id>", "model:<name>", "shard:<id>" or "plane". `id` grows by one with each event and
-    is 0 until the event was added.
-    """
-
-    kind: str
-    subject: str
-    text: str
-    data: dict[str, str] = {}
-    clock: float = 0.0
-    id: int = 0
 
 
 class Events:

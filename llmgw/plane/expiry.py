@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from llmgw.plane.events import Event
+from llmgw.plane.event import Event
 from llmgw.plane.world import Frozen, Node, Settings, Stage, World
 
 #: Up to so many nodes each sends every SHORTEST seconds; then the period grows so that heartbeats arrive

@@ -19,7 +19,8 @@ from llmgw.cell import Cell
 from llmgw.errors import BadInput, LlmgwError, Unavailable
 from llmgw.plane import converge, operate
 from llmgw.plane.clones import Displacements, host_of
-from llmgw.plane.events import Event, Events
+from llmgw.plane.event import Event
+from llmgw.plane.events import Events
 from llmgw.plane.expiry import SHORTEST, expire, heartbeat_for, started
 from llmgw.plane.fold import fold
 from llmgw.plane.models import models_of, revised

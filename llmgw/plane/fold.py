@@ -16,7 +16,7 @@ from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.plane import attempts
-from llmgw.plane.events import Event
+from llmgw.plane.event import Event
 from llmgw.plane.health import masters, problems
 from llmgw.plane.traits import difference, traits
 from llmgw.plane.world import DEFAULT, Node, Readings, Settings, Stage, World

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import attrs
 from immutables import Map
 
-from llmgw.plane.events import Event
+from llmgw.plane.event import Event
 from llmgw.plane.world import Node, OpenProblem
 from llmgw.wire.facts import PortManagers, Problem
 

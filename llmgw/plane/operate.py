@@ -12,7 +12,7 @@ from immutables import Map
 
 from llmgw.convert import near
 from llmgw.errors import NotFound
-from llmgw.plane.events import Event
+from llmgw.plane.event import Event
 from llmgw.plane.world import Ack, Model, Node, World
 from llmgw.wire.facts import ModelName, NodeId
 

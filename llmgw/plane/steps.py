@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import attrs
 from immutables import Map
 
-from llmgw.plane.events import Event
+from llmgw.plane.event import Event
 from llmgw.plane.world import ENDED, Shard, Stage, Stray, Unplaced, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import ModelName, NodeId, ShardId, ShardState
