@@ -125,6 +125,7 @@ class Runner:
                 found[node] = await self.hub.ask(node, PerftestRequest(), within=DESCRIBE_WITHIN)
             except LlmgwError as error:
                 problems.append(error)
+                nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             for node in (plan.a, plan.b):

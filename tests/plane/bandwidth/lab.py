@@ -11,7 +11,7 @@ from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.errors import AgentGone, LlmgwError
-from llmgw.plane.world import World
+from llmgw.plane.world import Model, World
 from llmgw.wire.agent import Listening, Register
 from llmgw.wire.control import (
     BandwidthClient,
@@ -21,7 +21,8 @@ from llmgw.wire.control import (
     PerftestRequest,
     Request,
 )
-from llmgw.wire.facts import Host, Interface, NodeId, Port
+from llmgw.wire.facts import Interface, NodeId, Port
+from tests.plane.worlds import ready, register, settle
 from tests.plane.worlds import world as registered
 from tests.rdma.ports import roce
 
@@ -39,17 +40,22 @@ def node(name: str, number: int, *, rails: int = 2, ports: tuple[Port, ...] | No
         )
     )
     interface = Interface(name="eth0", addresses=(f"192.168.0.{number}/16",), up=True)
-    return Register(
-        node=NodeId(name),
+    plain = register(name)
+    return replace(
+        plain,
         version="1.0",
         features=("fabric-test",),
-        host=Host(hostname=name, interfaces=(interface,)),
+        address="",
+        host=replace(plain.host, interfaces=(interface,)),
         ports=made,
     )
 
 
-def world(*nodes: Register) -> World:
-    made = registered(*nodes)
+def world(*nodes: Register, models: tuple[Model, ...] = ()) -> World:
+    """These nodes, connected; models are placed and ready on them."""
+    made = registered(*nodes, models=models)
+    if models:
+        made = ready(settle(made)[0])
     return attrs.evolve(
         made,
         nodes=Map({name: attrs.evolve(found, connected=True) for name, found in made.nodes.items()}),
@@ -60,7 +66,7 @@ def world(*nodes: Register) -> World:
 class Lab:
     """The far side of every request. `speed` gives the Gb/s between two nodes over a device.
 
-    `before` may raise for a node, or wait; `spoil` changes a side's reply.
+    `spoil` changes a side's reply; setting an event of `lost` loses a node.
     """
 
     speed: Callable[[str, str, str], float] = lambda a, b, device: GOOD
