@@ -10,25 +10,28 @@ from llmgw.node.problems.memory import AGE
 from llmgw.wire.control import Finding
 from llmgw.wire.facts import Grade
 
-#: A note is for the record: it makes no check fail.
-OUTCOMES = {Grade.BAD: FAIL, Grade.WARN: WARN, Grade.NOTE: PASS, Grade.UNKNOWN: WARN}
 
+def judged(
+    patient: Patient, codes: tuple[str, ...], fine: str, *, note: str = PASS, **numbers: Number
+) -> Iterator[Finding]:
+    """One finding for each problem whose code is, or begins with, one of `codes`; else that all is fine.
 
-def judged(patient: Patient, codes: tuple[str, ...], fine: str, **numbers: Number) -> Iterator[Finding]:
-    """One finding for each problem whose code is, or begins with, one of `codes`; else that all is fine."""
-    any_wrong = False
+    `note` is the outcome of what the survey only notes: a person who asks may want to hear more of it.
+    """
+    outcomes = {Grade.BAD: FAIL, Grade.WARN: WARN, Grade.NOTE: note, Grade.UNKNOWN: WARN}
+    any_told = False
     for symptom in patient.symptoms:
         problem = symptom.problem
         if not any(problem.code == code or (code.endswith("-") and problem.code.startswith(code)) for code in codes):
             continue
-        any_wrong = any_wrong or problem.grade is not Grade.NOTE
+        any_told = True
         yield Finding(
             check="",
-            outcome=OUTCOMES.get(problem.grade, WARN),
+            outcome=outcomes[problem.grade],
             text=problem.text.replace(f" for {AGE}", ""),
             remedy=problem.remedy,
             subject=problem.subject,
             numbers=dict(numbers),
         )
-    if not any_wrong:
+    if not any_told:
         yield Finding(check="", outcome=PASS, text=fine, numbers=dict(numbers))

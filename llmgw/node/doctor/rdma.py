@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 from llmgw.node import files
-from llmgw.node.doctor.check import Number, check, fail, ok, skipped, warn
+from llmgw.node.doctor.check import PASS, WARN, Number, check, fail, ok, skipped, warn
 from llmgw.node.doctor.judged import judged
 from llmgw.node.doctor.patient import Patient
 from llmgw.node.problems.peers import figure
@@ -16,10 +16,10 @@ from llmgw.wire.control import Finding
 NONE = "there are no RDMA adapters here"
 
 
-def _all(patient: Patient, codes: tuple[str, ...], fine: str) -> Iterator[Finding]:
+def _all(patient: Patient, codes: tuple[str, ...], fine: str, *, note: str = PASS) -> Iterator[Finding]:
     if not patient.facts.ports.ports:
         return iter([skipped(NONE)])
-    return judged(patient, codes, fine, ports=len(patient.facts.ports.ports))
+    return judged(patient, codes, fine, note=note, ports=len(patient.facts.ports.ports))
 
 
 @check("rdma.adapters")
@@ -39,7 +39,8 @@ def adapters(patient: Patient) -> Iterator[Finding]:
 def state(patient: Patient) -> Iterator[Finding]:
     up = sum(load.state.startswith("ACTIVE") for load in patient.facts.ports.loads)
     codes = ("port-down", "port-disabled", "port-no-manager", "port-no-lid")
-    return _all(patient, codes, f"{up} of {len(patient.facts.ports.loads)} ports are active")
+    # Alone, without a history, nobody can tell a port that was never used from one that lost its cable.
+    return _all(patient, codes, f"{up} of {len(patient.facts.ports.loads)} ports are active", note=WARN)
 
 
 @check("rdma.rate")
