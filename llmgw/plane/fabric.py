@@ -27,7 +27,7 @@ from llmgw.plane.fabrics.verdict import Fault, Misplacement, Question, Verdict
 from llmgw.plane.store import Store
 from llmgw.plane.world import World
 from llmgw.rdma.managers import Managers, Patience, PortKey
-from llmgw.wire.control import Request, ScanReply, ScanRequest
+from llmgw.wire.control import Request, RoutesReply, RoutesRequest, ScanReply, ScanRequest
 from llmgw.wire.facts import NodeId
 
 R = TypeVar("R")
@@ -146,13 +146,7 @@ class Fabrics:
 
     async def scan(self, name: str) -> Scan:
         """Scan a fabric now. Raises NotFound, and Unavailable when no node can look; a failed scan is returned."""
-        looks = self.vantages().get(name, [])
-        if not looks:
-            self.standing(name)
-            raise Unavailable(
-                f"no node can look at fabric {name}",
-                remedy="it takes a ready node with an active InfiniBand port on it whose agent answers fabric scans",
-            )
+        looks = self._looks(name)
         scan, quiet = await self._scan(name, looks[:2], forced=True)
         await self._misplaced({name: quiet})
         return scan
@@ -179,6 +173,12 @@ class Fabrics:
             scan, quiet = await self._take(name, look, reply, forced=True)
         await self._misplaced({name: quiet})
         return scan, reply.raw
+
+    async def tables(self, name: str) -> RoutesReply:
+        """The forwarding tables of a fabric's switches now. Raises what `scan` raises, and the node's failure."""
+        looks = self._looks(name)
+        question = RoutesRequest(device=looks[0].device, number=looks[0].number)
+        return await self._hub.ask(looks[0].node, question, within=SCAN_WITHIN)
 
     async def map(self, scan: Scan) -> bytes:
         """The packed map of a kept scan. Raises NotFound when it has none or is not kept any more."""
@@ -349,6 +349,17 @@ class Fabrics:
                 if now is not None and now != name:
                     found.append((name, now))
         return found
+
+    def _looks(self, name: str) -> list[Vantage]:
+        """Where a fabric can be looked at from, at least one place. Raises NotFound and Unavailable."""
+        looks = self.vantages().get(name, [])
+        if not looks:
+            self.standing(name)
+            raise Unavailable(
+                f"no node can look at fabric {name}",
+                remedy="it takes a ready node with an active InfiniBand port on it whose agent answers fabric scans",
+            )
+        return looks
 
     def _lock(self, name: str) -> trio.Lock:
         return self._locks.setdefault(name, trio.Lock())
