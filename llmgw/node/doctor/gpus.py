@@ -60,9 +60,10 @@ def count(patient: Patient) -> Iterator[Finding]:
         return
     view = patient.facts.gpus
     listed = sum(not gpu.unreadable for gpu in view.gpus)
-    numbers = {"usable": listed, "on_the_bus": len(view.present), "known": len(view.gpus)}
     fine = f"{listed} GPUs usable, {len(view.present)} on the PCI bus"
-    yield from judged(patient, ("gpu-missing", "gpu-lost", "gpu-reset-required", "gpu-init-failed"), fine, **numbers)
+    codes = ("gpu-missing", "gpu-lost", "gpu-reset-required", "gpu-init-failed")
+    known = len(view.gpus)
+    yield from judged(patient, codes, fine, usable=listed, on_the_bus=len(view.present), known=known)
 
 
 @check("gpu.ecc")

@@ -49,8 +49,8 @@ def answers(patient: Patient) -> Iterator[Finding]:
 @check("host.memory")
 def memory(patient: Patient) -> Iterator[Finding]:
     total, available = patient.host.memory_bytes, patient.facts.load.memory_available_bytes
-    numbers = {"total_bytes": total, "available_bytes": available}
-    return judged(patient, ("memory-low",), f"{available / GIB:.1f} of {total / GIB:.1f} GiB available", **numbers)
+    fine = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
+    return judged(patient, ("memory-low",), fine, total_bytes=total, available_bytes=available)
 
 
 @check("host.oom")
@@ -220,5 +220,5 @@ def _disk(patient: Patient, purpose: str) -> Iterator[Finding]:
         yield fail(f"{disk.path} cannot be written", f"chown it to the agent's user: chown -R $USER {disk.path}")
         return
     told = f"{disk.free_bytes / GIB:.1f} of {disk.total_bytes / GIB:.1f} GiB free on {disk.mount} ({disk.filesystem})"
-    numbers = {"free_bytes": disk.free_bytes, "total_bytes": disk.total_bytes}
-    yield from judged(patient, (f"disk-full-{purpose}",), told, **numbers)
+    codes = (f"disk-full-{purpose}",)
+    yield from judged(patient, codes, told, free_bytes=disk.free_bytes, total_bytes=disk.total_bytes)
