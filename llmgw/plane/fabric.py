@@ -69,7 +69,10 @@ class Standing:
 
     @property
     def open(self) -> tuple[Fault, ...]:
-        return tuple(self.faults[key] for key in sorted(self.faults))
+        return tuple(self.faults[key] for key in sorted(self.faults, key=self._rank))
+
+    def _rank(self, key: str) -> tuple[bool, str]:
+        return self.faults[key].grade != "bad", key
 
 
 class Fabrics:

@@ -6,6 +6,7 @@ Between the watching (`llmgw.plane.fabric`) and the API: takes names as people w
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -259,7 +260,6 @@ class FabricDesk:
 
 
 def _graded(faults: tuple[Fault, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for fault in faults:
-        found[fault.grade] = found.get(fault.grade, 0) + 1
-    return found
+    """How many there are of each grade, the worst first."""
+    counted = Counter(fault.grade for fault in faults)
+    return {grade: counted[grade] for grade in sorted(counted, key=lambda grade: (grade != "bad", grade))}
