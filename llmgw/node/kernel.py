@@ -6,6 +6,7 @@ its log since boot, so a restarted agent reads again what an earlier one saw.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -161,7 +162,9 @@ class Kernel:
             os.close(descriptor)
 
     async def _follow(self, descriptor: int) -> None:
-        while True:
+        for count in itertools.count():
+            if count % 64 == 0:  # at the start there may be tens of thousands of records
+                await trio.lowlevel.checkpoint()
             try:
                 record = os.read(descriptor, MOST_RECORD)
             except BlockingIOError:
@@ -180,4 +183,3 @@ class Kernel:
             for line in lines(record):
                 for event in self._reader.events(line):
                     self._heard(event)
-            await trio.lowlevel.checkpoint()

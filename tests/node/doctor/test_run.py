@@ -230,3 +230,8 @@ def test_the_exit_status_is_the_worst_outcome() -> None:
     assert exit_status(reply(PASS, SKIPPED)) == 0
     assert exit_status(reply(PASS, WARN)) == 1
     assert exit_status(reply(WARN, FAIL)) == 2
+
+
+def test_every_check_is_in_the_handbook() -> None:
+    page = (Path(__file__).parents[3] / "docs/health.md").read_text()
+    assert [check.id for check in all_checks() if f"`{check.id}`" not in page] == []
