@@ -12,7 +12,8 @@ import trio
 from llmgw.cell import Cell
 from llmgw.errors import Conflict
 from llmgw.plane.bandwidth import history
-from llmgw.plane.bandwidth.fleet import FleetTest, Order, Routes, candidates, own_ends
+from llmgw.plane.bandwidth.fleet import FleetTest, Order, candidates, own_ends
+from llmgw.plane.bandwidth.mapped import Maps, mapped
 from llmgw.plane.bandwidth.pair import Asks, Runner, Say
 from llmgw.plane.bandwidth.plan import known, plan, sane, serving
 from llmgw.plane.store import Store
@@ -35,7 +36,7 @@ class Desk:
     store: Store
     world: Cell[World]
     in_flight: Callable[[], Mapping[str, int]] = dict
-    routes: Routes = own_ends
+    maps: Maps | None = None
     wall: Callable[[], float] = time.time
     _testing: set[str] = attrs.field(factory=set)
 
@@ -66,8 +67,9 @@ class Desk:
         async def work(say: Say) -> None:
             nodes, _ = candidates(self.world.value, order)
             with self._only(nodes):
+                routes = own_ends if self.maps is None else await mapped(self.maps, self.world.value, say)
                 runner = Runner(self.hub, self.wall)
-                say(await FleetTest(runner, self.store, self.world, order, say, self.routes).run())
+                say(await FleetTest(runner, self.store, self.world, order, say, routes).run())
 
         return work
 

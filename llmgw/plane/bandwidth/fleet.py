@@ -6,7 +6,7 @@ end the slow pairs are explained by the smallest set of suspects, rail by rail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
@@ -121,7 +121,7 @@ class FleetTest:
         else:
             rounds, total = await self._all(nodes)
         await self._note(msgspec.structs.replace(record, ended=self.runner.wall()))
-        suspects, settled = self.suspects(nodes)
+        suspects, settled = await trio.to_thread.run_sync(self.suspects)
         return FleetResult(
             nodes=nodes,
             skipped=skipped,
@@ -188,7 +188,8 @@ class FleetTest:
         """Rounds chosen by what is still unknown, until nothing more can be learnt."""
         pairs = 0
         for turn in range(_MOST_SEARCH):
-            chosen = self._next(nodes, turn)
+            # Off the loop: for a thousand nodes this takes a moment.
+            chosen = await trio.to_thread.run_sync(self._next, nodes, turn)
             if not chosen:
                 return turn, pairs
             self.say(Progress(done=pairs, total=pairs + len(chosen), round=turn + 1))
@@ -201,9 +202,7 @@ class FleetTest:
         free, chosen = set(nodes), []
         for rail in self._rails() or [""]:
             path = partial(self._path, rail)
-            parts = (
-                {part for a in nodes for part in path(a, next(n for n in nodes if n != a))} if len(nodes) > 1 else ()
-            )
+            parts = _parts(nodes, path)
             for a, b in locate.next_round(nodes, self._shares(rail), path, parts=parts, seed=turn):
                 if a in free and b in free:
                     chosen.append((a, b))
@@ -246,7 +245,7 @@ class FleetTest:
                         found.append(locate.Result(result.a, result.b, min(share, 1.0)))
         return found
 
-    def suspects(self, nodes: Iterable[str]) -> tuple[tuple[SuspectView, ...], bool]:
+    def suspects(self) -> tuple[tuple[SuspectView, ...], bool]:
         """The smallest set of parts that explains the slow pairs, rail by rail, and whether tests can say no more."""
         found: list[SuspectView] = []
         settled = True
@@ -258,6 +257,18 @@ class FleetTest:
                 for suspect in finding.suspects
             ]
         return tuple(found), settled
+
+
+def _parts(nodes: Sequence[str], path: locate.Path) -> set[str]:
+    """The parts there are, as far as ways from each node to some others show them; to all others in a small fleet."""
+    steps = range(1, len(nodes)) if len(nodes) <= 64 else sorted({*range(1, 17), *(2**n for n in range(4, 16))})
+    found: set[str] = set()
+    for at, node in enumerate(nodes):
+        for step in steps:
+            other = nodes[(at + step) % len(nodes)]
+            if other != node:
+                found.update(path(node, other))
+    return found
 
 
 def _quiet(_: Line) -> None:
