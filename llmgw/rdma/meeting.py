@@ -39,11 +39,14 @@ def meeting(client: Register, server: Register, server_peer: str, *, rail_netdev
     if any(str(found.ip) == peer for _, found in theirs) and peer not in ours:
         return Meeting(peer, "where the server's stream comes from")
     rails = {port.netdev for port in server.ports if port.netdev}
-    networks = [found.network for _, found in _addresses(client)]
+    dead_here, dead_there = _dead(client), _dead(server)
+    networks = [found.network for name, found in _addresses(client) if _base(name) not in dead_here]
     shared = [
         (name, found)
         for name, found in theirs
-        if str(found.ip) not in ours and any(found.ip in network for network in networks)
+        if str(found.ip) not in ours
+        and _base(name) not in dead_there
+        and any(found.ip in network for network in networks)
     ]
     # The rail under test last; IPv4 first, because older perftest knows nothing else; then interfaces before rails.
     shared.sort(key=lambda at: (_base(at[0]) == rail_netdev, at[1].version, _base(at[0]) in rails))
@@ -66,6 +69,11 @@ def _addresses(node: Register) -> Iterator[tuple[str, _Interface]]:
             narrow = found.ip.is_loopback or found.ip.is_link_local or (found.version == 6 and found.ip.is_site_local)
             if interface.up and not narrow:
                 yield interface.name, found
+
+
+def _dead(node: Register) -> set[str]:
+    """Interfaces whose RDMA port is down: heartbeats tell that before a Register tells of the interface."""
+    return {port.netdev for port in node.ports if port.netdev and port.state and not port.state.startswith("ACTIVE")}
 
 
 def _base(netdev: str) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from llmgw.rdma.meeting import meeting
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import Host, Interface, NodeId, Port
@@ -75,6 +77,16 @@ def test_two_agents_of_one_machine_meet_on_loopback() -> None:
     one = node("a", ("eth0", "10.0.0.1/24"), boot="x")
     other = node("b", ("eth0", "10.0.0.1/24"), boot="x")
     assert found(one, other, "127.0.0.1") == "127.0.0.1"
+
+
+def test_another_rail_that_is_down_is_no_way_to_meet() -> None:
+    a = node("a", ("eth1", "192.168.100.11/24"), ("eth2", "192.168.101.11/24"), rails=("eth1", "eth2"))
+    b = node("b", ("eth1", "192.168.100.12/24"), ("eth2", "192.168.101.12/24"), rails=("eth1", "eth2"))
+    down = replace(b, ports=(replace(b.ports[0], state="DOWN"), b.ports[1]))
+    said = meeting(a, down, "127.0.0.1", rail_netdev="eth2")
+    assert said is not None
+    assert (said.address, said.over_rail) == ("192.168.101.12", True)
+    assert found(replace(a, ports=down.ports), b, "127.0.0.1", "eth2") == "192.168.101.12"
 
 
 def test_ipv4_over_another_rail_comes_before_ipv6_beside_the_rails() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rigs.roce.fleet import Fleet, fleet
 from tests.rigs.roce.guests import Guest, guests
 from tests.rigs.roce.image import CannotBuild
 
@@ -24,3 +25,10 @@ def pair() -> Iterator[tuple[Guest, Guest]]:
         yield made
     finally:
         running.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def whole(pair: tuple[Guest, Guest], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A plane on this machine with a whole agent in each guest."""
+    with fleet(tmp_path_factory.mktemp("fleet"), pair) as made:
+        yield made

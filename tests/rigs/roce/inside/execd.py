@@ -46,7 +46,8 @@ def end_with(peer: socket.socket, process: subprocess.Popen[bytes]) -> None:
     """Kill the command when its connection ends. The client sends nothing more, so readable means closed."""
     while process.poll() is None:
         readable, _, _ = select.select([peer], [], [], 0.2)
-        if readable:
+        # One that has ended may have left others behind on purpose.
+        if readable and process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             return

@@ -1,0 +1,173 @@
+"""A plane on this machine and a whole agent in each guest: as an operator has them, only slower."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
+from typing import Any
+
+import attrs
+import httpx
+import trio
+
+from llmgw.demo.main import free_ports
+from llmgw.demo.processes import command, environment
+from tests.rigs.roce.guests import Guest
+
+PROJECT = Path(__file__).parents[3]
+#: The host's loopback, as guests reach it.
+HOST = "10.0.2.2"
+#: An agent starts slowly in a guest: its modules come over 9p into an emulated CPU.
+START_WITHIN = 300.0
+#: What an emulated link carries is a hundredth of its rate, so that is what is good here.
+GOOD = ("--good", "0.00001", "--fair", "0.000001")
+#: Small messages and few in flight: an emulated CPU sends each by hand.
+QUICK = ("--size", "4KiB", "--queue-pairs", "1", "--perftest-option=-t 8", "--seconds", "4")
+
+
+@attrs.define
+class Fleet:
+    """The plane, its nodes a and b, and ctl."""
+
+    root: Path
+    agents: int
+    admin: int
+    serve: int
+    a: Guest
+    b: Guest
+    _processes: list[subprocess.Popen[bytes]] = attrs.field(factory=list)
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "plane"
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return environment(str(self.root))
+
+    # --- starting --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._call("llmgw-plane", "init", "--dir", str(self.directory), "--host", "127.0.0.1")
+        (self.directory / "plane.toml").write_text(
+            f'name = "rig"\nhosts = ["127.0.0.1", "{HOST}"]\nagents_listen = "127.0.0.1:{self.agents}"\n'
+            f'admin_listen = "127.0.0.1:{self.admin}"\ngateway_listen = "127.0.0.1:{self.serve}"\nheartbeat = "1s"\n'
+        )
+        with (self.root / "plane.log").open("wb") as log:
+            run = command("llmgw-plane", "run", "--config", str(self.directory / "plane.toml"))
+            self._processes.append(
+                subprocess.Popen(run, stdin=DEVNULL, stdout=log, stderr=STDOUT, env=self.env, start_new_session=True)
+            )
+        self._until(self._answers, 60, "the plane answers")
+        for guest in (self.a, self.b):
+            self._join(guest)
+        self._until(self._connected, START_WITHIN, "both agents are connected")
+
+    def _call(self, program: str, *args: str) -> None:
+        done = subprocess.run(
+            command(program, *args),
+            env=self.env,
+            capture_output=True,
+            text=True,
+            stdin=DEVNULL,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def _join(self, guest: Guest) -> None:
+        """Join here, where it is quick, and let the agent run there."""
+        with self.api() as api:
+            answer = api.post("tokens", json={"node": guest.name})
+            answer.raise_for_status()
+        home = guest.share / "agent"
+        url = f"wss://127.0.0.1:{self.agents}"
+        self._call(
+            "llmgw-node", "join", url, "--token", answer.json()["token"], "--name", guest.name, "--dir", str(home)
+        )
+        config = home / "node.toml"
+        config.write_text(config.read_text().replace("127.0.0.1", HOST))
+        agent = command("llmgw-node", "run", "--config", "/share/agent/node.toml")
+        # The agent lives as long as the guest: in a session of its own, with its log where this machine sees it.
+        script = 'exec setsid "$@" >/share/agent.log 2>&1 </dev/null &'
+        trio.run(lambda: guest.run("sh", "-c", script, "sh", *agent, env={"PYTHONPATH": str(PROJECT)}))
+
+    def api(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=f"https://127.0.0.1:{self.admin}/api/v1/",
+            verify=ssl.create_default_context(cafile=str(self.directory / "ca.pem")),
+            headers={"Authorization": f"Bearer {(self.directory / 'admin.token').read_text().strip()}"},
+            timeout=10,
+        )
+
+    def _answers(self) -> bool:
+        assert self._processes[0].poll() is None, (self.root / "plane.log").read_text()
+        try:
+            with self.api() as api:
+                return api.get("status").status_code == 200
+        except (httpx.TransportError, OSError):
+            return False
+
+    def _connected(self) -> bool:
+        with self.api() as api:
+            rows = {row["id"]: row for row in api.get("nodes").json()["nodes"]}
+        return all(rows.get(guest.name, {}).get("connected") for guest in (self.a, self.b))
+
+    def _until(self, holds: Callable[[], bool], within: float, what: str) -> None:
+        began = time.monotonic()
+        while not holds():
+            if time.monotonic() - began > within:
+                logs = [self.root / "plane.log", *(guest.share / "agent.log" for guest in (self.a, self.b))]
+                told = "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs if log.exists())
+                raise AssertionError(f"not within {within:g} s: {what}\n{told}")
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.wait(timeout=20)
+
+    # --- asking ----------------------------------------------------------------------------------------
+
+    def ctl(self, *args: str) -> list[str]:
+        return command("llmgw", "ctl", "--dir", str(self.directory), *args)
+
+    async def test(self, *args: str) -> dict[str, Any]:
+        """The result of `fabric-test a b`, as -o json gives it."""
+        run = self.ctl("fabric-test", "a", "b", *QUICK, *args, "-o", "json")
+        done = await trio.run_process(
+            run, env=dict(self.env), capture_stdout=True, capture_stderr=True, check=False, stdin=DEVNULL
+        )
+        assert done.stdout, done.stderr.decode()
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    async def port(self, guest: Guest, device: str) -> dict[str, Any]:
+        """A port as the plane knows it."""
+
+        def ask() -> dict[str, Any]:
+            with self.api() as api:
+                ports = api.get(f"nodes/{guest.name}").json()["ports"]
+            return next(port for port in ports if port["device"] == device)
+
+        return await trio.to_thread.run_sync(ask)
+
+
+@contextmanager
+def fleet(root: Path, pair: tuple[Guest, Guest]) -> Iterator[Fleet]:
+    """A running fleet over two guests."""
+    os.makedirs(root, exist_ok=True)
+    agents, admin, serve = free_ports(3)
+    made = Fleet(root, agents, admin, serve, *pair)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
