@@ -10,12 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.node.beats import Beats, moved
-from llmgw.node.snapshot import Snapshot
+from llmgw.node.beats import Beats
 from llmgw.node.survey import Survey
 from llmgw.node.view import View
 from llmgw.wire.agent import Heartbeat, Register
-from llmgw.wire.facts import Disk, Grade, Host, NodeId, PortLoad, ShardId
+from llmgw.wire.facts import Grade, ShardId
 from tests.fakes.nvml import Driver, uuid
 from tests.fakes.sysfs import hgx
 
@@ -73,13 +72,6 @@ async def test_a_machine_whose_files_are_all_missing_still_registers(tmp_path: P
         register = await survey.register()
     assert register.host.memory_bytes == 0
     assert (await survey.beats(register).next()).load is not None
-
-
-def test_disks_are_told_again_when_a_hundredth_of_them_or_a_gibibyte_changed() -> None:
-    disk = Disk(purpose="weights", path="/w", total_bytes=10 << 30, free_bytes=5 << 30)
-    assert not moved((disk,), (Disk(purpose="weights", path="/w", total_bytes=10 << 30, free_bytes=(5 << 30) + 4096),))
-    assert moved((disk,), (Disk(purpose="weights", path="/w", total_bytes=10 << 30, free_bytes=(5 << 30) - (1 << 28)),))
-    assert moved((disk,), ())
 
 
 async def test_a_node_of_eight_gpus_and_nine_ports_registers_whole(tmp_path: Path, nursery: trio.Nursery) -> None:
@@ -178,10 +170,3 @@ async def test_a_restarted_agent_remembers_what_it_knew(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
     (problem,) = (each for each in register.problems if each.code == "port-down")
     assert "was up before" in problem.text
-
-
-async def test_ports_that_stand_still_are_told_once_more_and_then_only_now_and_then() -> None:
-    loads = [(PortLoad("mlx5_0", counters={"port_xmit_data": count}),) for count in (1, 2, 2, 2, 2)]
-    looks = iter([Snapshot(host=Host(), port_loads=load) for load in loads])
-    beats = Beats(lambda: next(looks), Register(node=NodeId("n"), version="1"))
-    assert [(await beats.next()).ports is not None for _ in loads] == [True, True, True, False, False]
