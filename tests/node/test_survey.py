@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from msgspec import structs
 
 from llmgw.node.beats import Beats
 from llmgw.node.survey import Survey
 from llmgw.node.view import View
 from llmgw.wire.agent import Heartbeat, Register
-from llmgw.wire.facts import Grade, ShardId
+from llmgw.wire.codec import agent_codec, encode
+from llmgw.wire.facts import Grade, NodeId, ShardId
 from tests.fakes.nvml import Driver, uuid
 from tests.fakes.sysfs import hgx
 
@@ -90,6 +92,9 @@ async def test_a_node_of_eight_gpus_and_nine_ports_registers_whole(tmp_path: Pat
     assert len(beat.ports[0].counters) == 40
     assert beat.port_facts is None
     assert beat.gpu_fabrics is None
+    told = structs.replace(register, node=NodeId("gpu-07"), version="1")
+    assert agent_codec.decode(encode(told)) == told
+    assert agent_codec.decode(encode(beat)) == beat
     nursery.cancel_scope.cancel()
 
 
