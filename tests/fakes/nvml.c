@@ -11,7 +11,8 @@
  *   fail CALL GPU CODE   the call returns that code      hang CALL GPU    it never returns
  *   crash CALL GPU       it ends the process             mig GPU N        MIG is on, with N devices
  *   fabric STATE STATUS CLIQUE UUIDHEX MASK              fabric3 0        the library knows only version 2 of it
- *   process GPU PID BYTES                                xid GPU CODE     raised once
+ *   process GPU PID BYTES (1000 x N + GPU: its Nth MIG device)
+ *                                                        xid GPU CODE     raised once
  *   links N              NVLinks of each GPU             linkdown GPU N   that many of them are down
  *   field ID GPU VALUE   a field value                   remap GPU CORRECTABLE UNCORRECTABLE PENDING FAILED
  *   ecc GPU TYPE COUNTER VALUE                           sram GPU TYPE COUNTER VALUE
@@ -193,7 +194,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Handle handle, unsigned *count, Proc
     unsigned found = 0, room = out ? *count : 0;
     for (int i = 0; i < count_lines; i++) {
         long gpu; unsigned pid; unsigned long long bytes;
-        if (sscanf(lines[i], "process %ld %u %llu", &gpu, &pid, &bytes) != 3 || gpu != gpu_of(handle)) continue;
+        if (sscanf(lines[i], "process %ld %u %llu", &gpu, &pid, &bytes) != 3 || gpu != index_of(handle)) continue;
         if (found < room) out[found] = (Process){pid, bytes ? bytes : ~0ULL, ~0u, ~0u};
         found++;
     }

@@ -48,6 +48,7 @@ class Device:
         self.uuid = ""
         self._links: int | None = None
         self._slow = _Slow()
+        self._migs: tuple[tuple[str, Handle], ...] = ()
         # Each step may raise Lost; what was learned before it stays for whoever reports this GPU.
         self.handle: Handle | None = None
 
@@ -66,6 +67,7 @@ class Device:
         call, handle = self.calls, self.handle
         capability = call(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         mode = call(pynvml.nvmlDeviceGetMigMode, handle)
+        self._migs = ()
         mig = self._mig() if mode and mode[0] else ()
         total, _, unified = self._memory(ram_bytes)
         if total is None and mig:
@@ -92,14 +94,16 @@ class Device:
 
     def _mig(self) -> tuple[MigDevice, ...]:
         """The MIG devices that this process may see; slots in between may be empty."""
-        call, found = Calls(), []
+        call, found, handles = Calls(), list[MigDevice](), list[tuple[str, Handle]]()
         for index in range(self.calls(pynvml.nvmlDeviceGetMaxMigDeviceCount, self.handle) or 0):
             handle = call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, self.handle, index)
             if handle is None or (uuid := call(pynvml.nvmlDeviceGetUUID, handle)) is None:
                 continue
             memory = call(pynvml.nvmlDeviceGetMemoryInfo, handle)
             _, _, profile = (call(pynvml.nvmlDeviceGetName, handle) or "").partition(" MIG ")
+            handles.append((uuid, handle))
             found.append(MigDevice(uuid=uuid, profile=profile, memory_bytes=int(memory.total) if memory else None))
+        self._migs = tuple(handles)
         return tuple(found)
 
     def _memory(self, ram_bytes: int | None) -> tuple[int | None, int | None, bool]:
@@ -185,14 +189,11 @@ class Device:
         )
 
     def processes(self) -> tuple[GpuProcess, ...]:
-        """Who holds this GPU. A process that computes and draws is one process."""
-        found: dict[int, int | None] = {}
-        for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
-            for process in self.calls(function, self.handle) or ():
-                memory = process.usedGpuMemory
-                held = None if memory is None or memory == NO_VALUE else int(memory)
-                found[int(process.pid)] = max(held or 0, found.get(int(process.pid)) or 0) if held else held
-        return tuple(GpuProcess(self.uuid, pid, "", memory) for pid, memory in sorted(found.items()))
+        """Who holds this GPU, or each of its MIG devices."""
+        if not self._migs:
+            return _running(self.calls, self.uuid, self.handle)
+        call = Calls()
+        return tuple(process for uuid, handle in self._migs for process in _running(call, uuid, handle))
 
     def fabric(self) -> GpuFabric | None:
         """By version 3, else 2 (an older library calls 3 a version mismatch); None where there is no such thing."""
@@ -243,6 +244,17 @@ class Device:
         values = self.calls(pynvml.nvmlDeviceGetFieldValues, self.handle, asked)
         known = [value for each in values or () if (value := _value(each)) is not None]
         return sum(known) if known else None
+
+
+def _running(call: Calls, uuid: str, handle: Handle | None) -> tuple[GpuProcess, ...]:
+    """A process that computes and draws is one process."""
+    found: dict[int, int | None] = {}
+    for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        for process in call(function, handle) or ():
+            memory, pid = process.usedGpuMemory, int(process.pid)
+            held = None if memory is None or memory == NO_VALUE else int(memory)
+            found[pid] = max(held, found.get(pid) or 0) if held is not None else found.get(pid)
+    return tuple(GpuProcess(uuid, pid, "", memory) for pid, memory in sorted(found.items()))
 
 
 class _Slow:

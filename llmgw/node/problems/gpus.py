@@ -150,6 +150,7 @@ def _fabric(gpu: Gpu, fabric: GpuFabric, facts: Facts, now: float) -> Iterator[S
             "fabric-not-ready",
             f"fabric not ready (In Progress) for {AGE}{said}: engines over several GPUs cannot start",
             "wait some minutes after boot; then look at the fabric manager's log on this node and on the switches",
+            Grade.WARN,
         )
     elif fabric.state == "completed" and fabric.status:
         yield _bad(

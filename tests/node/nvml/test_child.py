@@ -212,6 +212,15 @@ async def test_mig_devices_are_known_by_uuid(driver: Driver) -> None:
     assert all(device.uuid.startswith("MIG-") for device in seen.gpus[1].mig_devices)
 
 
+async def test_processes_are_those_of_the_mig_device_they_are_on(driver: Driver) -> None:
+    driver.says("gpus 1", "mig 0 2", "process 2000 77 1024")
+    probe = driver.probe()
+    seen = await look(probe)
+    await probe.aclose()
+    assert seen.gpus is not None
+    assert [(each.gpu, each.pid) for each in seen.processes] == [(seen.gpus[0].mig_devices[1].uuid, 77)]
+
+
 async def test_a_mig_container_without_permission_reads_its_devices_memory(driver: Driver) -> None:
     driver.says("gpus 1", "mig 0 1", "fail nvmlDeviceGetMemoryInfo 0 4", "fail nvmlDeviceGetMemoryInfo_v2 0 4")
     probe = driver.probe()

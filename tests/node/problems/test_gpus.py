@@ -163,7 +163,7 @@ def test_a_fabric_in_progress_is_not_ready_for_so_many_seconds() -> None:
     result = verdict((0, seen), (120, seen)).problems
     assert {each.code for each in result} == {"fabric-not-ready"}
     assert "fabric not ready (In Progress) for 120 s" in result[0].text
-    assert result[0].grade is Grade.BAD
+    assert result[0].grade is Grade.WARN  # one GPU by itself may still serve
 
 
 def test_a_fabric_manager_that_never_started_makes_gpus_unusable_though_they_look_fine() -> None:
