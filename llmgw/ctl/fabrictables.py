@@ -20,6 +20,7 @@ from llmgw.rdma.results import (
     Progress,
     RailResult,
     SuspectView,
+    summary,
 )
 from llmgw.units import format_duration
 
@@ -206,12 +207,7 @@ def progress(at: Progress) -> Text:
 
 def slow(result: PairResult) -> Text:
     """A pair that is not good, in a line."""
-    words = result.error or "; ".join(
-        f"rail {rail.rail} {rail.failure.text if rail.failure else rail.verdict.rule}"
-        for rail in result.rails
-        if rail.verdict.grade not in ("good", "measured")
-    )
-    return Text.assemble(f"{result.a} > {result.b}  ", grade(result.grade), f"  {clean(words)}")
+    return Text.assemble(f"{result.a} > {result.b}  ", grade(result.grade), f"  {clean(summary(result))}")
 
 
 def fleet(result: FleetResult) -> RenderableType:

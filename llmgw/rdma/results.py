@@ -6,6 +6,8 @@ Lines of a running test are a tagged union, so that a reader of the stream match
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from llmgw.rdma.grade import Verdict
@@ -183,3 +185,48 @@ class History(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stored results, newest first."""
 
     results: tuple[PairResult, ...] = ()
+
+
+class Square(Struct, frozen=True, kw_only=True):
+    """One pair in the matrix, by its newest result: the worst rail's grade and share, and what is wrong in a line."""
+
+    a: str
+    b: str
+    grade: str
+    share: float | None
+    clock: float
+    text: str
+
+
+class Matrix(Struct, frozen=True, kw_only=True):
+    """Who can reach whom, and how well: every pair's newest result."""
+
+    nodes: tuple[str, ...] = ()
+    squares: tuple[Square, ...] = ()
+
+
+def matrix(results: Iterable[PairResult]) -> Matrix:
+    """The matrix of these results; of several of one pair the newest counts."""
+    newest: dict[frozenset[str], PairResult] = {}
+    for result in sorted(results, key=lambda each: each.clock):
+        newest[frozenset((result.a, result.b))] = result
+    squares = [
+        Square(a=r.a, b=r.b, grade=r.grade, share=r.share, clock=r.clock, text=summary(r)) for r in newest.values()
+    ]
+    return Matrix(
+        nodes=tuple(sorted({name for pair in newest for name in pair})),
+        squares=tuple(sorted(squares, key=lambda square: (square.a, square.b))),
+    )
+
+
+def summary(result: PairResult) -> str:
+    """What an operator should know of a pair, in a line: its bad rails, else its figures."""
+    if result.error:
+        return result.error
+    wrong = [
+        f"rail {rail.rail} {rail.failure.text if rail.failure is not None else rail.verdict.rule}"
+        for rail in result.rails
+        if rail.verdict.grade not in ("good", "measured")
+    ]
+    figures = [f"rail {rail.rail} {rail.gbps:.4g} Gb/s" for rail in result.rails if rail.gbps is not None]
+    return "; ".join(wrong or figures)

@@ -11,7 +11,7 @@ import trio
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from llmgw.plane.admin import answers, page
+from llmgw.plane.admin import answers, bandwidthpage, page
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
 from llmgw.plane.admin.seams import Traffic
@@ -74,4 +74,5 @@ def app(admin: Admin) -> QuartTrio:
     for blueprint in BLUEPRINTS:
         quart.register_blueprint(blueprint(admin), url_prefix="/api/v1")
     quart.register_blueprint(page.blueprint(admin))
+    quart.register_blueprint(bandwidthpage.blueprint(admin))
     return quart

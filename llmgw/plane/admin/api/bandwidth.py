@@ -16,7 +16,7 @@ from llmgw.errors import LlmgwError, NotFound, Unavailable
 from llmgw.plane.admin.answers import answer, body, line
 from llmgw.plane.bandwidth.desk import Desk, Work
 from llmgw.plane.bandwidth.fleet import Order
-from llmgw.rdma.results import Ended, History, Line, Parameters
+from llmgw.rdma.results import Ended, History, Line, Parameters, matrix
 from llmgw.wire.api import ApiError
 
 if TYPE_CHECKING:
@@ -125,8 +125,13 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/fabric-test")
     async def latest() -> Response:
-        """Each pair's newest result: the matrix."""
+        """Each pair's newest result, with all that is known of it."""
         return answer(History(results=await desk().latest()))
+
+    @part.get("/fabric-test/matrix")
+    async def squares() -> Response:
+        """The same, in a line for each pair."""
+        return answer(matrix(await desk().latest()))
 
     @part.get("/fabric-test/<a>/<b>")
     async def between(a: str, b: str) -> Response:
