@@ -26,6 +26,8 @@ from llmgw.wire.facts import Gpu, GpuDriver, GpuFabric, GpuLoad, GpuProcess
 WHOLE_PERIOD = 60.0
 #: Seconds until a driver that was not there, or did not fit, is looked for in a new process.
 ABSENT_AGAIN, REFUSED_AGAIN = 300.0, 60.0
+#: Seconds until a GPU at which the driver hung is asked again.
+HUNG_AGAIN = 600.0
 #: After a process died or hung: a spread that grows, so that a sick driver is not hammered.
 AGAIN = Backoff(base=2.0, cap=60.0, stable=300.0)
 #: The kernel's number of the first PID namespace (include/linux/proc_ns.h).
@@ -85,6 +87,7 @@ class Gpus:
         #: Set once there is an answer, or a reason why there is none.
         self.asked = trio.Event()
         self._present: tuple[inventory.PciGpu, ...] = ()
+        self._skip: dict[int, float] = {}  # index of a GPU at which the driver hung -> when to try it again
 
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
@@ -95,9 +98,13 @@ class Gpus:
                 whole = began - whole_at >= WHOLE_PERIOD
                 if whole:
                     self._present = await self._on_the_bus()
+                self._skip = {index: until for index, until in self._skip.items() if until > began}
                 try:
-                    seen = await self.probe.ask(Look(whole))
+                    seen = await self.probe.ask(Look(whole, tuple(sorted(self._skip))))
                 except Unanswered as unanswered:
+                    whole_at = -WHOLE_PERIOD
+                    if self._sets_aside(unanswered):
+                        continue
                     self.unanswered(unanswered, began)
                     whole_at, pause = -WHOLE_PERIOD, AGAIN.delay(attempt, 1.0)
                     attempt += 1
@@ -114,6 +121,13 @@ class Gpus:
                 await trio.sleep(pause)
         finally:
             await self.probe.aclose()
+
+    def _sets_aside(self, unanswered: Unanswered) -> bool:
+        """One GPU may hang while the others live: go on without it, and come back to it now and then."""
+        if unanswered.gpu is None or unanswered.gpu in self._skip:
+            return False
+        self._skip[unanswered.gpu] = time.monotonic() + HUNG_AGAIN
+        return True
 
     async def once(self) -> GpuView:
         """Ask one time and end the process: for somebody who wants to know now."""

@@ -69,6 +69,22 @@ async def test_while_the_driver_hangs_the_last_good_values_stay_and_the_stall_ha
     nursery.cancel_scope.cancel()
 
 
+async def test_one_gpu_at_which_the_driver_hangs_is_set_aside_and_the_others_are_watched(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    driver = Driver(tmp_path, "gpus 4")
+    gpus = Gpus(View(state=tmp_path, period=0.1), probe=driver.probe(first_within=2, within=0.5))
+    nursery.start_soon(gpus.run)
+    await until(gpus, lambda view: len(view.loads) == 4)
+    driver.says("gpus 4", "hang nvmlDeviceGetUtilizationRates 2")
+    view = await until(gpus, lambda view: len(view.loads) == 3)
+    assert view.stalled_since is None
+    assert {gpu.uuid: gpu.unreadable for gpu in view.gpus if gpu.unreadable} == {
+        uuid(2): "does not answer: the driver hangs at it"
+    }
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_version_mismatch_is_retried_in_a_new_process(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +101,7 @@ async def test_a_version_mismatch_is_retried_in_a_new_process(
 
 
 async def test_crashes_are_counted_until_an_answer_comes(tmp_path: Path, nursery: trio.Nursery) -> None:
-    driver = Driver(tmp_path, "crash nvmlDeviceGetName 0")
+    driver = Driver(tmp_path, "crash nvmlDeviceGetCount_v2 -1")
     gpus = Gpus(View(period=0.1), probe=driver.probe())
     nursery.start_soon(gpus.run)
     view = await until(gpus, lambda view: view.crashes == 1)

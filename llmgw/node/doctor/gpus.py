@@ -61,7 +61,7 @@ def count(patient: Patient) -> Iterator[Finding]:
     view = patient.facts.gpus
     listed = sum(not gpu.unreadable for gpu in view.gpus)
     fine = f"{listed} GPUs usable, {len(view.present)} on the PCI bus"
-    codes = ("gpu-missing", "gpu-lost", "gpu-reset-required", "gpu-init-failed")
+    codes = ("gpu-missing", "gpu-lost", "gpu-hangs", "gpu-reset-required", "gpu-init-failed")
     known = len(view.gpus)
     yield from judged(patient, codes, fine, usable=listed, on_the_bus=len(view.present), known=known)
 

@@ -9,13 +9,26 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import BinaryIO
 
 import pynvml
 
 from llmgw.node.nvml.boundary import Calls, Lost, Refused
 from llmgw.node.nvml.gpu import Device
-from llmgw.node.nvml.talk import LENGTH, MOST_BYTES, Look, Seen, Trouble, XidEvent, framed, looks
+from llmgw.node.nvml.talk import (
+    HUNG,
+    LENGTH,
+    MARK,
+    MOST_BYTES,
+    NOWHERE,
+    Look,
+    Seen,
+    Trouble,
+    XidEvent,
+    framed,
+    looks,
+)
 from llmgw.wire.facts import Gpu, GpuDriver, GpuFabric, GpuLoad, GpuProcess
 
 #: Seconds after which a question that did not return ends this process, agent or no agent.
@@ -25,9 +38,10 @@ MOST_EVENTS = 256
 
 
 class Library:
-    """The loaded library. Raises Refused when there is no driver to ask."""
+    """The loaded library. Raises Refused when there is no driver to ask. `mark` tells where we are before each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[int], None]) -> None:
+        self._mark = mark
         self._calls = Calls()
         # NVML_INIT_FLAG_NO_GPUS: a driver whose GPUs are all gone is to be asked, not an error.
         try:
@@ -44,11 +58,13 @@ class Library:
         cuda = self._calls(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         return GpuDriver(version=version or "", cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
 
-    def look(self, whole: bool) -> Seen:
+    def look(self, whole: bool, skip: tuple[int, ...] = ()) -> Seen:
+        self._mark(NOWHERE)
         count = self._calls(pynvml.nvmlDeviceGetCount) or 0
-        if whole or count != len(self._devices) + len(self._troubles):
+        skipped = {trouble.index for trouble in self._troubles if trouble.code == HUNG}
+        if whole or count != len(self._devices) + len(self._troubles) or skipped != {*skip} & {*range(count)}:
             whole = True
-            self._scan(count)
+            self._scan(count, skip)
         troubles = list(self._troubles)
         gpus: list[Gpu] = []
         loads: list[GpuLoad] = []
@@ -56,6 +72,7 @@ class Library:
         fabrics: dict[str, GpuFabric] = {}
         ram = _ram() if whole else None
         for device in self._devices:
+            self._mark(device.index)
             try:
                 if whole:
                     gpus.append(device.facts(ram, self._devices))
@@ -65,6 +82,7 @@ class Library:
                     fabrics[device.uuid] = fabric
             except Lost as lost:
                 troubles.append(Trouble(device.index, lost.code, device.uuid, device.pci, lost.call))
+        self._mark(NOWHERE)
         return Seen(
             driver=self.driver,
             count=count,
@@ -76,19 +94,24 @@ class Library:
             xids=self._xids(),
         )
 
-    def _scan(self, count: int) -> None:
+    def _scan(self, count: int, skip: tuple[int, ...]) -> None:
         """Find every GPU anew. Indexes shift when one drops out: uuids and PCI addresses are the identity."""
         known = {device.uuid: device for device in self._devices}
         devices, troubles = [], []
         for index in range(count):
             device = Device(index)
+            if index in skip:
+                before = next((each for each in self._devices if each.index == index), device)
+                troubles.append(Trouble(index, HUNG, before.uuid, before.pci))
+                continue
+            self._mark(index)
             try:
                 device.open()
             except Lost as lost:
                 troubles.append(Trouble(index, lost.code, device.uuid, device.pci, lost.call))
                 continue
-            before = known.get(device.uuid)
-            devices.append(before if before is not None and before.index == index else device)
+            same = known.get(device.uuid)
+            devices.append(same if same is not None and same.index == index else device)
         if {device.uuid for device in devices} != set(known):
             self._listen(devices)
         self._devices, self._troubles = tuple(devices), tuple(troubles)
@@ -132,7 +155,7 @@ def _read(source: BinaryIO, length: int) -> bytes | None:
     return data if len(data) == length else None
 
 
-def answer(source: BinaryIO, sink: BinaryIO) -> None:
+def answer(source: BinaryIO, sink: BinaryIO, mark: Callable[[int], None]) -> None:
     """Answer until the source ends or the driver refuses."""
     library: Library | None = None
     while (head := _read(source, LENGTH.size)) is not None:
@@ -143,8 +166,9 @@ def answer(source: BinaryIO, sink: BinaryIO) -> None:
         look: Look = looks.decode(data)
         signal.alarm(ALARM)
         try:
-            library = library or Library()
-            seen = library.look(look.whole)
+            mark(NOWHERE)
+            library = library or Library(mark)
+            seen = library.look(look.whole, look.skip)
         except Refused as refused:
             seen = Seen(refused=refused.code)
         signal.alarm(0)
@@ -159,8 +183,14 @@ def main() -> None:
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    marks = int(sys.argv[1]) if len(sys.argv) > 1 else -1
+
+    def mark(index: int) -> None:
+        if marks >= 0:
+            os.pwrite(marks, MARK.pack(index), 0)
+
     try:
-        answer(sys.stdin.buffer, sink)
+        answer(sys.stdin.buffer, sink, mark)
     except BrokenPipeError:
         return
 

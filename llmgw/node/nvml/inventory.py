@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 import attrs
 import msgspec
 
-from llmgw.node.nvml.talk import Seen, Trouble
+from llmgw.node.nvml.talk import HUNG, Seen, Trouble
 from llmgw.wire.facts import Gpu, GpuDriver
 
 #: Why one GPU cannot be used, by NVML's code.
 WORDS = {
+    HUNG: "does not answer: the driver hangs at it",
     2: "gone: the driver's list has shrunk",
     4: "no permission to read it",
     6: "not found by the driver",
@@ -49,6 +50,8 @@ def refusal(code: int) -> str:
 
 
 def unreadable(trouble: Trouble) -> str:
+    if trouble.code == HUNG:
+        return WORDS[HUNG]
     return f"{WORDS.get(trouble.code, 'unreadable')} (NVML error {trouble.code} from {trouble.call or 'the driver'})"
 
 

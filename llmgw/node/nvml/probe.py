@@ -18,7 +18,7 @@ import attrs
 import msgspec
 import trio
 
-from llmgw.node.nvml.talk import LENGTH, MOST_BYTES, Look, Seen, answers, framed
+from llmgw.node.nvml.talk import LENGTH, MARK, MOST_BYTES, NOWHERE, Look, Seen, answers, framed
 
 COMMAND = (sys.executable, "-P", "-m", "llmgw.node.nvml.child")
 #: Seconds for the first answer: without a persistence daemon the driver first wakes every GPU.
@@ -29,12 +29,14 @@ DEATH_WITHIN = 5.0
 
 
 class Unanswered(Exception):
-    """The question has no answer. `stalled`: the driver did not return in time; else its process died."""
+    """The question has no answer. `stalled`: the driver did not return in time; else its process died. `gpu` is the
+    index of the GPU that it was asked about then, None where it was none in particular."""
 
-    def __init__(self, words: str, *, stalled: bool) -> None:
+    def __init__(self, words: str, *, stalled: bool, gpu: int | None = None) -> None:
         super().__init__(words)
         self.words = words
         self.stalled = stalled
+        self.gpu = gpu
 
 
 @attrs.frozen
@@ -82,6 +84,7 @@ class Probe:
         self._process: trio.Process | None = None
         self._fresh = True
         self._words: int | None = None  # a memory file with what the process says on standard error
+        self._marks: int | None = None  # another, with where it is
         self.ghost = ghost
         #: Processes left behind are kept, since a Process that is forgotten alive complains.
         self._left: list[trio.Process] = []
@@ -116,17 +119,23 @@ class Probe:
             if seen.refused:
                 await self._end()
             return seen
+        place = self._place()
         if scope.cancelled_caught:
-            raise Unanswered(f"the driver did not answer within {within:.0f} s", stalled=True)
-        raise Unanswered(self._obituary(process), stalled=False)
+            where = f", asked about GPU {place}" if place is not None else ""
+            raise Unanswered(f"the driver did not answer within {within:.0f} s{where}", stalled=True, gpu=place)
+        raise Unanswered(self._obituary(process), stalled=False, gpu=place)
 
     async def _start(self) -> None:
         if self._words is None:
             self._words = os.memfd_create("nvml-words")
         os.ftruncate(self._words, 0)
         os.lseek(self._words, 0, os.SEEK_SET)
+        if self._marks is None:
+            self._marks = os.memfd_create("nvml-place")
+        os.pwrite(self._marks, MARK.pack(NOWHERE), 0)
         self._process = await trio.lowlevel.open_process(
-            self._command,
+            [*self._command, str(self._marks)],
+            pass_fds=(self._marks,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
@@ -160,6 +169,12 @@ class Probe:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
+    def _place(self) -> int | None:
+        """Where the process was when it was last heard of."""
+        data = os.pread(self._marks, MARK.size, 0) if self._marks is not None else b""
+        index = MARK.unpack(data)[0] if len(data) == MARK.size else NOWHERE
+        return index if index >= 0 else None
+
     def _obituary(self, process: trio.Process) -> str:
         code = process.returncode
         if code is not None and code < 0:
@@ -176,9 +191,10 @@ class Probe:
     async def aclose(self) -> None:
         """End the process, and leave it behind if the kernel will not. Bounded; safe to call at any time."""
         await self._end()
-        if self._words is not None:
-            os.close(self._words)
-            self._words = None
+        for descriptor in (self._words, self._marks):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._words = self._marks = None
 
     async def _end(self) -> None:
         process, self._process = self._process, None

@@ -13,14 +13,23 @@ from msgspec import Struct
 from llmgw.wire.facts import Gpu, GpuDriver, GpuFabric, GpuLoad, GpuProcess
 
 LENGTH = struct.Struct("<I")
+#: Where the process is, for whoever finds it hanging: the index of the GPU that it asks about, or NOWHERE.
+MARK = struct.Struct("<i")
+NOWHERE = -1
+#: In a Trouble's place for NVML's code: the driver hung at this GPU.
+HUNG = -2
 #: No answer is longer: 64 GPUs with thousands of processes stay far below.
 MOST_BYTES = 16 << 20
 
 
 class Look(Struct, frozen=True, array_like=True):
-    """Look at every GPU. `whole` also lists them anew and reads what is dear and changes slowly."""
+    """Look at every GPU. `whole` also lists them anew and reads what is dear and changes slowly.
+
+    `skip` are indexes of GPUs at which the driver hung: nothing is asked of them.
+    """
 
     whole: bool = False
+    skip: tuple[int, ...] = ()
 
 
 class Trouble(Struct, frozen=True, array_like=True):

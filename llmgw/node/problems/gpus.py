@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from llmgw.node.kernel import KernelEvent
-from llmgw.node.nvml.inventory import MISMATCH, UNLISTED, VANISHED, refusal
+from llmgw.node.nvml.inventory import MISMATCH, UNLISTED, VANISHED, WORDS, refusal
+from llmgw.node.nvml.talk import HUNG
 from llmgw.node.nvml.xids import RESET, meaning
 from llmgw.node.problems.memory import AGE, Facts, GpuPast, Symptom
 from llmgw.node.problems.peers import below, figure
@@ -128,6 +129,9 @@ def _unreadable(gpu: Gpu) -> Symptom:
     if gpu.unreadable in (UNLISTED, VANISHED):
         text = f"missing: it is on the PCI bus and {gpu.unreadable}" if gpu.unreadable == UNLISTED else gpu.unreadable
         return _bad(gpu, "gpu-missing", text, "look at dmesg | grep -i nvrm; power-cycle the node, reseat the GPU")
+    if gpu.unreadable == WORDS[HUNG]:
+        remedy = "drain the node and reboot it; Xid 119 or 120 in dmesg means that the GPU's own processor is gone"
+        return _bad(gpu, "gpu-hangs", gpu.unreadable, remedy)
     code = "gpu-reset-required" if "reset required" in gpu.unreadable else "gpu-lost"
     remedy = RESET if code == "gpu-reset-required" else "reboot the node; power-cycle it if the GPU stays lost"
     return _bad(gpu, code, gpu.unreadable, remedy)

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from llmgw.node.nvml.probe import Ghost, Probe, Unanswered, started
-from llmgw.node.nvml.talk import Look, Seen
+from llmgw.node.nvml.talk import HUNG, Look, Seen
 from tests.fakes.nvml import Driver, uuid
 
 pytestmark = pytest.mark.real
@@ -323,9 +323,24 @@ async def test_a_crash_is_told_by_its_signal_and_the_next_question_starts_anew(d
     with pytest.raises(Unanswered, match="SIGSEGV") as caught:
         await look(probe)
     assert not caught.value.stalled
+    assert caught.value.gpu == 4
     driver.says("gpus 8")
     assert len((await look(probe)).loads) == 8
     await probe.aclose()
+
+
+async def test_a_gpu_that_is_skipped_is_named_and_nothing_is_asked_of_it(driver: Driver) -> None:
+    driver.says("hang nvmlDeviceGetUUID 2", "hang nvmlDeviceGetHandleByIndex_v2 2")
+    probe = driver.probe(first_within=1)
+    with pytest.raises(Unanswered, match="asked about GPU 2") as caught:
+        await look(probe)
+    assert caught.value.gpu == 2
+    with trio.fail_after(20):
+        seen = await probe.ask(Look(True, (2,)))
+        again = await probe.ask(Look(False, (2,)))
+    await probe.aclose()
+    assert len(seen.loads) == len(again.loads) == 7
+    assert [(trouble.index, trouble.code) for trouble in again.troubles] == [(2, HUNG)]
 
 
 async def test_a_question_given_up_half_way_does_not_answer_the_next_one(driver: Driver) -> None:

@@ -125,6 +125,12 @@ def test_a_gpu_that_only_the_bus_shows_is_bad() -> None:
     assert only["gpu:pci:0000:22:00.0 gpu-missing"].grade is Grade.BAD
 
 
+def test_a_gpu_that_hangs_is_told_apart_from_one_that_is_lost() -> None:
+    eight = view()
+    hung = attrs.evolve(eight, gpus=(gpu(0, unreadable="does not answer: the driver hangs at it"), *eight.gpus[1:]))
+    assert list(found(facts(hung))) == ["gpu:GPU-0 gpu-hangs"]
+
+
 def test_a_version_mismatch_is_one_problem_of_the_node() -> None:
     gpus = tuple(gpu(n, unreadable="driver") for n in range(8))
     only = found(facts(GpuView(at=0.0, gpus=gpus, refused=18, driver=GpuDriver(absent="mismatch"))))
