@@ -93,6 +93,8 @@ def pair(result: PairResult) -> RenderableType:
     parts += [Text(rule, style="dim") for rule in dict.fromkeys(rules)]
     warnings = dict.fromkeys(words for rail in result.rails for words in rail.warnings)
     parts += [Text(f"note: {clean(words)}", style="yellow") for words in warnings]
+    for node, names in result.nccl_ib_hca.items():
+        parts.append(Text(f"NCCL on {node}: NCCL_IB_HCA='{names}'", style="dim"))
     return Group(*parts)
 
 

@@ -137,6 +137,27 @@ _TABLE: tuple[tuple[str, str, Weight, str, str], ...] = (
         "compare both ports' GID tables and subnets; ping between the interfaces",
     ),
     (
+        r"Couldn't allocate MR with error=14|Bad address",
+        "peer-memory",
+        Weight.CAUSE,
+        "the adapter cannot reach the GPU's memory: the kernel has no peer memory for it",
+        "load nvidia_peermem, or use a kernel and driver with dma-buf; else test without a GPU",
+    ),
+    (
+        r"(?i)couldn't create (?:CQ|QP|SRQ|PD)\b|(?:failed|unable) to create (?:CQ|QP|SRQ|PD)\b",
+        "resources",
+        Weight.CAUSE,
+        "the adapter has no queue pairs or completion queues left, or not of the size that was asked for",
+        "use fewer queue pairs and a smaller depth; see `rdma resource` there",
+    ),
+    (
+        r"(?i)(?:could not|couldn't|failed to) (?:allocate|get) \w{0,20} ?huge ?pages?",
+        "hugepages",
+        Weight.CAUSE,
+        "there are no huge pages left",
+        "test without huge pages, or raise vm.nr_hugepages",
+    ),
+    (
         r"Couldn't allocate MR|failed to create mr|Cannot allocate memory",
         "memory-lock",
         Weight.CAUSE,
@@ -144,7 +165,7 @@ _TABLE: tuple[tuple[str, str, Weight, str, str], ...] = (
         "set LimitMEMLOCK=infinity for the agent",
     ),
     (
-        r"(?i)\bcu(?:da)?\w{0,30}(?:\(\))? (?:\w{1,20} ){0,4}(?:failed|error)"
+        r"(?i)\bcu(?:da)?\w{0,30}(?:\([^)]{0,10}\))? (?:\w{1,20} ){0,4}(?:failed|error|returned)"
         r"|couldn't (?:init|create|allocate)\w{0,8} (?:\w{1,20} ){0,4}(?:cuda|gpu)",
         "cuda",
         Weight.CAUSE,
@@ -180,7 +201,8 @@ _TABLE: tuple[tuple[str, str, Weight, str, str], ...] = (
         "use a stable clock source (tsc) and test on an idle machine",
     ),
     (
-        r"Unexpected CM event|rdma_client function|rdma_resolve|rdma_cm_event|RDMA_CM",
+        r"Unexpected CM event|rdma_client function|rdma_resolve|rdma_cm_event|RDMA_CM"
+        r"|RDMA_CM_EVENT|\b(?:ADDR|ROUTE|CONNECT)_ERROR\b",
         "rdma-cm",
         Weight.CAUSE,
         "connecting through rdma_cm failed: InfiniBand needs IPoIB addresses for it",

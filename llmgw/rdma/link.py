@@ -128,7 +128,8 @@ def unfit(side: Side) -> Refusal | None:
         return Refusal("kind", f"{name} is of kind {port.kind!r}, neither InfiniBand nor RoCE")
     state, physical = _word(port.state), _word(port.physical_state)
     if state == "ACTIVE" or not state:
-        if port.kind == "ib" and port.lid is None and port.sm_lid is None and state:
+        unread = any("lid" in file for file in port.unreadable)
+        if port.kind == "ib" and port.lid is None and port.sm_lid is None and state and not unread:
             return Refusal("no-sm", f"{name} is active without a LID: no subnet manager configured it", _SM)
         return None
     if state in ("INIT", "INITIALIZING", "ARMED"):

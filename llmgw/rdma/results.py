@@ -100,6 +100,7 @@ class PairResult(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pai
     installed: tuple[str, ...] = ()  # nodes on which perftest was installed for this test
     busy: tuple[str, ...] = ()  # shards that ran meanwhile (E8)
     total_gbps: float | None = None
+    nccl_ib_hca: dict[str, str] = {}  # by node: what makes NCCL use exactly the rails that were tested
     error: str = ""  # why the pair could not be tested at all
     seconds: float = 0.0
 

@@ -95,6 +95,11 @@ def test_the_side_that_only_lost_its_peer_weighs_least() -> None:
         (" Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81", "no-answer"),
         ("Failed to modify QP 131 to RTR\n Unable to Connect the HCA's through the link", "no-path"),
         ("Can't produce a report", "clock"),
+        ("Couldn't allocate MR with error=14", "peer-memory"),
+        ("Couldn't allocate MR\nfailed to create mr", "memory-lock"),
+        ("Couldn't create CQ", "resources"),
+        ("cuInit(0) failed with error", "cuda"),
+        ("Received 10 times ADDR_ERROR\n Unable to perform rdma_client function", "rdma-cm"),
     ],
 )
 def test_known_words_have_their_cause(line: str, code: str) -> None:
@@ -118,6 +123,13 @@ def test_any_output_is_a_result_or_a_clear_error(
     else:
         assert said.error
         assert said.cause.text
+
+
+@given(st.binary(), st.binary(), st.integers(-70, 300))
+def test_any_bytes_are_a_result_or_a_clear_error(out: bytes, err: bytes, code: int) -> None:
+    """As a process's output reaches us: whatever it was, it is text by then."""
+    said = verdict(code, out.decode(errors="replace"), err.decode(errors="replace"))
+    assert isinstance(said, Measured) or (said.error and said.cause.text)
 
 
 def test_a_megabyte_of_one_word_is_judged_in_time() -> None:

@@ -69,6 +69,11 @@ def test_a_port_that_cannot_carry_a_test_is_refused_with_its_reason(port: Port, 
         assert "mlx5_0/1" in found.reason
 
 
+def test_a_lid_that_could_not_be_read_is_no_missing_subnet_manager() -> None:
+    blind = ib(lid=None, sm_lid=None, unreadable=("ports/1/lid: Permission denied",))
+    assert agreed(blind, ib()).kind == "ib"
+
+
 def test_the_node_whose_port_is_down_is_named() -> None:
     assert refused(roce(), roce("r9", state="DOWN", physical_state="Polling")).reason.startswith("b r9/1")
 

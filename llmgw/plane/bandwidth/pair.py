@@ -20,6 +20,7 @@ from llmgw.rdma import perftest
 from llmgw.rdma.command import limits
 from llmgw.rdma.link import Refusal
 from llmgw.rdma.outcome import Lost, Said, outcome
+from llmgw.rdma.rails import nccl_ib_hca
 from llmgw.rdma.results import Line, Note, PairResult, Planned, RailResult
 from llmgw.wire.agent import Listening
 from llmgw.wire.control import (
@@ -111,6 +112,10 @@ class Runner:
             busy=tuple(
                 sorted({*plan.busy, *(name for rail in rails for end in (rail.a, rail.b) for name in end.busy)})
             ),
+            nccl_ib_hca={
+                plan.a: nccl_ib_hca(made.rail.a for made in plan.rails),
+                plan.b: nccl_ib_hca(made.rail.b for made in plan.rails),
+            },
             total_gbps=sum(figures) if plan.parameters.at_once and figures else None,
             seconds=trio.current_time() - began,
         )

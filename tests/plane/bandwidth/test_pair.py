@@ -40,6 +40,7 @@ async def test_rails_are_tested_one_by_one_with_b_serving_and_a_as_the_client(au
     assert {node for node, request in lab.asked if isinstance(request, BandwidthClient)} == {"a"}
     assert [type(line) for line in said] == [Planned, RailResult, RailResult]
     assert (result.clock, result.grade, lab.running) == (1000.0, "good", set())
+    assert result.nccl_ib_hca == {"a": "=mlx5_0:1,mlx5_1:1", "b": "=mlx5_0:1,mlx5_1:1"}
 
 
 async def test_both_sides_get_the_same_parameters_and_their_own_device_and_index(autojump_clock: MockClock) -> None:
