@@ -43,9 +43,8 @@ COUNTERS = (  # a port's legacy counters, and three of its hardware counters
 
 
 def gpu(n: int) -> GpuLoad:
-    return GpuLoad(
-        f"GPU-{n:08d}-0000-0000-0000-000000000000", 70 << 30, 97, 61, 640.5, 0, 5, 16, *[0] * 5, False, False
-    )
+    """One with every field filled that this benchmark's protobuf has, too."""
+    return GpuLoad(f"GPU-{n:08d}-0000-0000-0000-000000000000", 70 << 30, 97, 61, 640.5, 0, 5, 16, 0, 0, 0, 0, 0)
 
 
 def port_load(n: int) -> PortLoad:
@@ -105,6 +104,7 @@ async def serve_ours(where: Path, port: int, *, folded: bool) -> None:
     from llmgw.plane.listen import Leading, Listener, Standby
     from llmgw.plane.store.memory import MemoryStore
     from llmgw.plane.world import Settings
+    from llmgw.process import prepare
     from llmgw.wire.control import Renewed
 
     async def nobody_joins(frames: object, address: str) -> None:
@@ -135,6 +135,7 @@ async def serve_ours(where: Path, port: int, *, folded: bool) -> None:
         standing=Cell[Leading | Standby](Leading(1)),
         context=tls.ServerTls(where / "ca.pem", where / "server.pem").context,
     )
+    prepare()
     await listener.serve(await trio.open_tcp_listeners(port, host="127.0.0.1"))
 
 

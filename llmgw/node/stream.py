@@ -193,7 +193,7 @@ class PlaneStream:
         async for _ in hardware:
             log.info("the hardware changed; registering again")
             fresh = await self._duties.register()
-            self._beats = self._duties.beats(fresh)
+            self._beats, self._packer = self._duties.beats(fresh), Packer()
             self._outbox.put(fresh)
 
     async def _read(self, nursery: trio.Nursery, renewed: trio.MemorySendChannel[Renewed]) -> None:

@@ -73,24 +73,12 @@ def run(config: Path | None, directory: Path | None) -> None:
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes on the one port.")
 def gateway(config: Path | None, directory: Path | None, workers: int) -> None:
     """Relay requests in processes of their own, on routes that the plane feeds; set `inside = false` in [gateway]."""
-    from functools import partial
-
     import trio
 
     from llmgw import log
-    from llmgw.plane.gateway.process import run_gateway
+    from llmgw.plane.gateway import process
     from llmgw.plane.settings import find, load
 
     settings = load(find(config, directory), directory=directory)
     log.set_up(settings.log)
-    listen = [(settings.gateway_listen.host, settings.gateway_listen.port)]
-    trio.run(
-        partial(
-            run_gateway,
-            settings.gateway,
-            listen=listen,
-            directory=settings.directory,
-            workers=workers,
-            logging=settings.log,
-        )
-    )
+    trio.run(process.run, settings, workers)

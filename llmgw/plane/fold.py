@@ -19,7 +19,7 @@ from llmgw.plane import attempts
 from llmgw.plane.event import Event
 from llmgw.plane.health import masters, problems
 from llmgw.plane.traits import difference, traits
-from llmgw.plane.world import DEFAULT, Node, Readings, Settings, Stage, World
+from llmgw.plane.world import DEFAULT, Counts, Node, Readings, Settings, Stage, World
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.facts import NodeId, Port, PortLoad
 
@@ -101,14 +101,16 @@ def _heartbeat(world: World, id: NodeId, beat: Heartbeat, now: float, clock: flo
     ports = node.facts.ports if node.facts is not None else ()
     if beat.port_facts is not None:
         ports = beat.port_facts
-    if beat.ports is not None:
-        names = node.counters
-        if beat.counters is not None:
-            changes["counters"] = names = beat.counters
-        last = node.ports
-        changes["ports"] = Readings(beat.ports, now, names, last.loads or last.before, last.at)
-        # Facts that came since the last list of loads must be compared with this one.
-        ports, more = _ports(ports, last.loads if beat.port_facts is None else (), beat.ports, id, clock)
+    last = node.ports
+    if beat.ports is not None or beat.counts is not None:
+        loads = last.last.ports if beat.ports is None else beat.ports
+        names = last.names if beat.counters is None else beat.counters
+        changes["ports"] = Readings(
+            Counts(now, loads, beat.counts), last.last if last.last.ports else last.before, names
+        )
+    if beat.ports is not None or (beat.port_facts is not None and last.last.ports):
+        # Facts that came now are compared with the states told last, too.
+        ports, more = _ports(ports, last.last.ports if beat.ports is None else beat.ports, id, clock)
         events += more
     matters = False
     if node.facts is not None:
@@ -152,14 +154,12 @@ def _freshened(facts: Register, beat: Heartbeat, ports: tuple[Port, ...]) -> Reg
 
 
 def _ports(
-    ports: tuple[Port, ...], before: tuple[PortLoad, ...], loads: tuple[PortLoad, ...], node: NodeId, clock: float
+    ports: tuple[Port, ...], loads: tuple[PortLoad, ...], node: NodeId, clock: float
 ) -> tuple[tuple[Port, ...], list[Event]]:
     """The ports' facts with the state they have now, and an event for each that changed.
 
     The list is the whole truth: a port that it does not name is not there any more (SE06).
     """
-    if len(before) == len(loads) == len(ports) and all(map(_alike, before, loads)):
-        return ports, []  # nearly every heartbeat
     by_key = {(load.device, load.number): load for load in loads}
     events: list[Event] = []
     kept: list[Port] = []
@@ -178,18 +178,6 @@ def _ports(
             port = replace(port, state=now_is[0], physical_state=now_is[1], rate_gbps=now_is[2], sm_lid=now_is[3])
         kept.append(port)
     return tuple(kept) if changed else ports, events
-
-
-def _alike(one: PortLoad, other: PortLoad) -> bool:
-    """The same port in the same state; counters do not matter here."""
-    return (
-        one.device == other.device
-        and one.state == other.state
-        and one.number == other.number
-        and one.physical_state == other.physical_state
-        and one.rate_gbps == other.rate_gbps
-        and one.sm_lid == other.sm_lid
-    )
 
 
 def _register(
@@ -233,8 +221,8 @@ def _register(
         masters=masters_now,
         gpu_loads=Map({uuid: load for uuid, load in node.gpu_loads.items() if uuid in gpus}),
         gpu_processes=node.gpu_processes if gpus else (),
-        # Rates go on; the new facts' states are compared with the next list of loads.
-        ports=Readings((), node.ports.at, node.ports.names, node.ports.loads or node.ports.before, node.ports.at),
+        # Rates go on, and no state of an older list stands over the new facts.
+        ports=Readings(before=node.ports.last if node.ports.last.ports else node.ports.before, names=node.ports.names),
         shard_loads=Map({shard: load for shard, load in node.shard_loads.items() if shard in listed}),
     )
     strays = world.strays

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from llmgw.plane.world import Reading
-from llmgw.wire.counters import counters
 
 #: A reading older than this says nothing about a rate now, in seconds.
 LONGEST_GAP = 120.0
@@ -51,8 +50,7 @@ def rate(name: str, before: int | None, after: int, seconds: float) -> float | N
 
 def rates(reading: Reading) -> dict[str, float | None]:
     """Every counter's rate between a port's last two readings, by name."""
-    now = counters(reading.load, reading.names)
     if reading.before is None:
-        return dict.fromkeys(now)
-    earlier, seconds = counters(reading.before, reading.names), reading.at - reading.before_at
-    return {name: rate(name, earlier.get(name), value, seconds) for name, value in now.items()}
+        return dict.fromkeys(reading.counters)
+    earlier, seconds = reading.before, reading.at - reading.before_at
+    return {name: rate(name, earlier.get(name), value, seconds) for name, value in reading.counters.items()}

@@ -7,6 +7,7 @@ Unix seconds and only ever shown. Pure: no I/O, no clock, no log.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import attrs
@@ -14,6 +15,7 @@ from immutables import Map
 from msgspec import Struct
 
 from llmgw.wire.agent import Register, ShardStatus
+from llmgw.wire.counters import unpack
 from llmgw.wire.facts import (
     GpuLoad,
     GpuProcess,
@@ -94,41 +96,51 @@ class Ack:
 
 @attrs.frozen
 class Reading:
-    """One port's last counters and the ones before, of which `rates.rates` makes numbers per second (B5).
-
-    `names` are those that the loads' values follow.
-    """
+    """One port now, its last counters and the ones before, of which `rates.rates` makes numbers per second (B5)."""
 
     load: PortLoad
     at: float
-    names: tuple[str, ...] = ()
-    before: PortLoad | None = None
+    counters: Mapping[str, int] = {}
+    before: Mapping[str, int] | None = None
     before_at: float = 0.0
 
 
 @attrs.frozen
+class Counts:
+    """A node's ports at one moment, as a heartbeat gave them: the states, and the counters still packed."""
+
+    at: float
+    ports: tuple[PortLoad, ...]
+    packed: bytes | None = None
+
+    def of(self, device: str, number: int, names: tuple[str, ...]) -> tuple[PortLoad, Mapping[str, int]] | None:
+        for at, port in enumerate(self.ports):
+            if port.device == device and port.number == number:
+                if self.packed is None:
+                    return port, port.counters
+                rows = unpack(self.packed, names)
+                return port, rows[at] if at < len(rows) else {}
+        return None
+
+
+@attrs.frozen
 class Readings:
-    """A node's last two lists of ports, as they came. Nothing is computed until somebody looks at a port.
+    """A node's last two counts. Nothing is unpacked until somebody looks: a heartbeat brings hundreds of counters."""
 
-    A heartbeat brings hundreds of counters, and hardly anyone looks.
-    """
-
-    loads: tuple[PortLoad, ...] = ()
-    at: float = 0.0
+    last: Counts = Counts(0.0, ())
+    before: Counts | None = None
     names: tuple[str, ...] = ()
-    before: tuple[PortLoad, ...] = ()
-    before_at: float = 0.0
 
     def get(self, device: str, number: int) -> Reading | None:
         """A port's reading; None when the last list did not name it."""
-        load = _of(self.loads, device, number)
-        if load is None:
+        found = self.last.of(device, number, self.names)
+        if found is None:
             return None
-        return Reading(load, self.at, self.names, _of(self.before, device, number), self.before_at)
-
-
-def _of(loads: tuple[PortLoad, ...], device: str, number: int) -> PortLoad | None:
-    return next((load for load in loads if load.device == device and load.number == number), None)
+        earlier = self.before.of(device, number, self.names) if self.before is not None else None
+        load, counters = found
+        if earlier is None or self.before is None:
+            return Reading(load, self.last.at, counters)
+        return Reading(load, self.last.at, counters, earlier[1], self.before.at)
 
 
 @attrs.frozen
@@ -154,7 +166,6 @@ class Node:
     shard_loads: Map[ShardId, ShardLoad] = Map()
     gpu_loads: Map[str, GpuLoad] = Map()
     gpu_processes: tuple[GpuProcess, ...] = ()
-    counters: tuple[str, ...] = ()  # the names that its ports' counters follow on the wire
     ports: Readings = Readings()
     problems: Map[tuple[str, str], OpenProblem] = Map()  # by (subject, code)
     acks: Map[tuple[str, str], Ack] = Map()  # as problems; one that comes and goes stays quiet

@@ -99,7 +99,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear
     memory_bytes: int | None = None
     installs: tuple[EngineInstall, ...] | None = None
     weights: tuple[Weights, ...] | None = None
-    counters: tuple[str, ...] | None = None  # the names that `PortLoad.values` follow, from now on
+    counters: tuple[str, ...] | None = None  # the names that `counts` follow, from now on
+    counts: bytes | None = None  # every port's counters, in the order of the ports told last: see `wire.counters`
 
 
 class Working(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="working"):

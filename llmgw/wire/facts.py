@@ -311,8 +311,7 @@ class Port(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PortLoad(Struct, frozen=True, array_like=True, omit_defaults=True):
     """A port now. `counters` are raw readings by name as sysfs has them; the plane makes rates (B5).
 
-    On the wire the readings are `values`, in the order of names that the stream was told once (`Heartbeat.counters`),
-    None where this port has no such counter; `wire.counters` packs and unpacks.
+    On the wire the readings go apart from the states, which seldom change: see `wire.counters`.
     """
 
     device: str
@@ -322,7 +321,6 @@ class PortLoad(Struct, frozen=True, array_like=True, omit_defaults=True):
     rate_gbps: float | None = None
     sm_lid: int | None = None
     counters: dict[str, int] = {}
-    values: tuple[int | None, ...] = ()
 
 
 class SubnetManager(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -75,7 +75,7 @@ def test_a_second_register_replaces_the_whole_inventory() -> None:
     node, events, _ = say(before, register("n1", gpu=1), 9.0)
     assert node.facts == register("n1", gpu=1)
     assert set(node.gpu_loads) == {"GPU-n1-0"}
-    assert (node.ports.loads, node.facts_at) == ((), 9.0)
+    assert (node.ports.last.ports, node.facts_at) == ((), 9.0)
     assert kinds(events) == ["node-changed"]
     assert "gpus: 2 of 2 readable -> 1 of 1 readable" in events[0].text
 
@@ -120,7 +120,7 @@ LISTS: dict[str, tuple[Callable[[Node], object], tuple[object, ...]]] = {
     "shards": (lambda n: tuple(n.shard_loads.values()), (ShardLoad(ShardId("a"), 1.0),)),
     "gpus": (lambda n: tuple(n.gpu_loads.values()), (GpuLoad("GPU-n1-0", 1),)),
     "gpu_processes": (lambda n: n.gpu_processes, (GpuProcess("GPU-n1-0", 1),)),
-    "ports": (lambda n: n.ports.loads, (PortLoad("mlx5_0", 1, "ACTIVE"),)),
+    "ports": (lambda n: n.ports.last.ports, (PortLoad("mlx5_0", 1, "ACTIVE"),)),
     "port_facts": (lambda n: n.facts.ports if n.facts else None, (Port(device="mlx5_9"),)),
     "managers": (lambda n: n.facts.managers if n.facts else None, (PortManagers(device="mlx5_0"),)),
     "problems": (lambda n: tuple(o.problem for o in n.problems.values()), ()),
@@ -184,7 +184,7 @@ def test_ports_that_vanished_do_not_linger() -> None:
     _, _, before = say(before, Heartbeat(ports=(PortLoad("mlx5_0", 1, "ACTIVE"),)))
     node, events, _ = say(before, Heartbeat(ports=()), 6.0)
     assert node.facts is not None
-    assert (node.facts.ports, node.ports.loads) == ((), ())
+    assert (node.facts.ports, node.ports.last.ports) == ((), ())
     assert [e.text for e in events] == ["n1 mlx5_0/1: ACTIVE -> gone"]
 
 
@@ -284,7 +284,7 @@ def test_fold_loses_nothing_that_was_said(first: Register, beats: list[Heartbeat
     if "problems" in said:
         assert set(node.problems) == {(p.subject, p.code) for p in said["problems"]}  # type: ignore[attr-defined]
     if "ports" in said:
-        assert node.ports.loads == said["ports"]
+        assert node.ports.last.ports == said["ports"]
 
 
 @given(registers(), st.lists(heartbeats(), max_size=3), registers())
@@ -300,7 +300,7 @@ def test_a_register_is_the_whole_truth_whatever_came_before(
     assert node.facts == again
     assert set(node.problems) == {(p.subject, p.code) for p in again.problems}
     assert set(node.gpu_loads) <= {gpu.uuid for gpu in again.gpus}
-    assert node.ports.loads == ()
+    assert node.ports.last.ports == ()
 
 
 def test_a_gpu_that_fell_off_the_bus_is_a_line() -> None:

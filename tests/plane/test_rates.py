@@ -52,10 +52,10 @@ def test_the_gap_of_exactly_two_minutes_still_counts() -> None:
 
 
 def test_a_counter_that_appears_later_has_no_rate_at_first() -> None:
-    first = PortLoad("mlx5_0", 1, counters={"port_rcv_errors": 3})
-    assert rates(Reading(first, 10.0)) == {"port_rcv_errors": None}
-    second = PortLoad("mlx5_0", 1, counters={"port_rcv_errors": 5, "symbol_error": 9})
-    assert rates(Reading(second, 12.0, (), first, 10.0)) == {"port_rcv_errors": 1.0, "symbol_error": None}
+    port = PortLoad("mlx5_0", 1)
+    assert rates(Reading(port, 10.0, {"port_rcv_errors": 3})) == {"port_rcv_errors": None}
+    second = Reading(port, 12.0, {"port_rcv_errors": 5, "symbol_error": 9}, {"port_rcv_errors": 3}, 10.0)
+    assert rates(second) == {"port_rcv_errors": 1.0, "symbol_error": None}
 
 
 counters = st.dictionaries(st.sampled_from([*CEILINGS, "out_of_sequence"]), st.integers(0, 2**64 - 1))
@@ -65,8 +65,7 @@ counters = st.dictionaries(st.sampled_from([*CEILINGS, "out_of_sequence"]), st.i
 def test_any_two_readings_give_rates_that_are_unknown_or_not_negative(
     first: dict[str, int], second: dict[str, int], at: float, later: float
 ) -> None:
-    before = PortLoad("d", 1, counters=first)
-    found = Reading(PortLoad("d", 1, counters=second), later, (), before, at)
+    found = Reading(PortLoad("d", 1), later, second, first, at)
     assert set(rates(found)) == set(second)
     for name, value in rates(found).items():
         assert value is None or value >= 0.0

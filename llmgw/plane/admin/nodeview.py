@@ -12,7 +12,6 @@ from llmgw.plane.rates import rates as rates_of
 from llmgw.plane.world import Node, OpenProblem, Shard, Want, World
 from llmgw.wire.agent import Register
 from llmgw.wire.api import GidView, GpuProcessView, GpuView, NodeReply, NodeRow, PortView, ProblemView
-from llmgw.wire.counters import counters
 from llmgw.wire.facts import Gpu, GpuLoad, Grade, NodeId, Port, ShardState
 
 _WORST_FIRST = (Grade.BAD, Grade.WARN, Grade.NOTE, Grade.UNKNOWN)
@@ -233,7 +232,7 @@ def _port(port: Port, node: Node, now: float) -> PortView:
         received_bytes_per_second=rates.get("port_rcv_data"),
         sent_bytes_per_second=rates.get("port_xmit_data"),
         rates=rates,
-        counters=dict(sorted(counters(reading.load, reading.names).items())) if reading else {},
+        counters=dict(sorted(reading.counters.items())) if reading else {},
         counters_age=max(0.0, now - reading.at) if reading else None,
         gids=tuple(GidView(index=gid.index, gid=gid.gid, type=gid.type, netdev=gid.netdev) for gid in port.gids),
         nearest_gpus=port.nearest_gpus,

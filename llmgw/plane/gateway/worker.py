@@ -6,9 +6,7 @@ parent is gone, and is a request to stop like SIGTERM.
 
 from __future__ import annotations
 
-import gc
 import os
-import resource
 import signal
 import socket
 import sys
@@ -31,6 +29,7 @@ from llmgw.plane.gateway.publish import first_routes
 from llmgw.plane.gateway.route import Routes, StaticEndpoint
 from llmgw.plane.gateway.serve import serve
 from llmgw.plane.gateway.settings import GatewaySettings
+from llmgw.process import prepare
 
 log = structlog.get_logger()
 
@@ -133,16 +132,6 @@ class Siblings:
             log.warning("a sibling did not tell its counts in time", socket=str(path))
 
 
-def _prepare() -> None:
-    """Give the process what thousands of connections need."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # A full collection stops every stream. What is here now lives for ever, and what comes makes few cycles.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
 async def main() -> None:
     """Read the orders, serve, stop when asked or when the parent is gone."""
     stdin = trio.lowlevel.FdStream(os.dup(sys.stdin.fileno()))
@@ -154,7 +143,7 @@ async def main() -> None:
         line += piece
     orders = msgspec.json.decode(line, type=Orders)
     logs.set_up(orders.logging)
-    _prepare()
+    prepare()
     stop = trio.Event()
 
     async def parent_gone() -> None:

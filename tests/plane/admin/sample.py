@@ -5,6 +5,7 @@ from __future__ import annotations
 from immutables import Map
 
 from llmgw.plane.world import (
+    Counts,
     Failure,
     Model,
     Node,
@@ -55,6 +56,10 @@ NOW, WALL = 1000.0, 1_800_000_000.0
 GPU = "GPU-5a0c1f0e-0000-4000-8000-000000000001"
 #: A name that must never become markup.
 EVIL = "<img src=x onerror=alert(1)>"
+
+
+def port_load(**counters: int) -> PortLoad:
+    return PortLoad("mlx5_0", 1, "4: ACTIVE", counters=counters)
 
 
 def gpu_node() -> Node:
@@ -121,10 +126,8 @@ def gpu_node() -> Node:
         gpu_loads=Map({GPU: GpuLoad(GPU, memory_used_bytes=100 << 30, utilization_percent=97, temperature_c=61)}),
         gpu_processes=(GpuProcess(GPU, 4242, "python", 5 << 30),),
         ports=Readings(
-            (PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": 1 << 33, "port_xmit_data": 7}),),
-            NOW - 2,
-            before=(PortLoad("mlx5_0", 1, "4: ACTIVE", counters={"port_rcv_data": (1 << 33) - 2_500_000_000}),),
-            before_at=NOW - 4,
+            Counts(NOW - 2, (port_load(port_rcv_data=1 << 33, port_xmit_data=7),)),
+            Counts(NOW - 4, (port_load(port_rcv_data=(1 << 33) - 2_500_000_000),)),
         ),
         problems=Map(
             {
