@@ -106,6 +106,7 @@ class _Shown(AbstractContextManager["_Shown"]):
         self._out = console()
         self._stack = ExitStack()
         self._live: Live | None = None
+        self._last: list[RenderableType] = []
 
     def __enter__(self) -> _Shown:
         if not self._quiet and self._out.is_terminal:
@@ -116,6 +117,8 @@ class _Shown(AbstractContextManager["_Shown"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+        for shown in self._last:
+            self._print(shown)
 
     def _redraw(self, shown: RenderableType) -> None:
         if self._live is not None:
@@ -146,7 +149,7 @@ class PairView(_Shown):
                 self._done = {rail.rail: rail for rail in line.rails}
                 if self._live is None:
                     self._print(self.table())
-                self._print(pair(line))
+                self._last.append(pair(line))
             case _:
                 pass
         self._redraw(self.table())
@@ -191,7 +194,7 @@ class FleetView(_Shown):
             case FleetResult():
                 if self._live is None:
                     self._print(matrix(self._results, self._out.width))
-                self._print(fleet(line))
+                self._last.append(fleet(line))
             case _:
                 pass
         parts = [matrix(self._results, self._out.width)]

@@ -218,7 +218,8 @@ class FleetTest:
         """One pair, whatever becomes of it: a node that left meanwhile is a result too."""
         clock = self.runner.wall()
         try:
-            made = plan(self.world.value, a, b, self.order.parameters, force=self.order.force)
+            order = self.order
+            made = plan(self.world.value, a, b, order.parameters, force=order.force, fabric=order.fabric)
             result = await self.runner.pair(made, _quiet)
         except LlmgwError as error:
             result = PairResult(a=a, b=b, clock=clock, parameters=self.order.parameters, error=str(error))

@@ -43,8 +43,8 @@ class Plan:
     busy: tuple[str, ...] = ()
 
 
-def plan(world: World, a: str, b: str, parameters: Parameters, *, force: bool = False) -> Plan:
-    """The test of two nodes. Raises NotFound, BadInput, AgentGone, or Conflict for nodes that cannot be tested now."""
+def plan(world: World, a: str, b: str, parameters: Parameters, *, force: bool = False, fabric: str = "") -> Plan:
+    """The test of two nodes, with `fabric` only over ports of that label. Raises NotFound, BadInput, AgentGone, or Conflict for nodes that cannot be tested now."""
     if a == b:
         raise BadInput(f"{a} cannot be tested against itself", remedy="name two nodes")
     sane(parameters)
@@ -56,10 +56,11 @@ def plan(world: World, a: str, b: str, parameters: Parameters, *, force: bool = 
             f"a test would disturb what runs there ({', '.join(running)})",
             remedy="wait for an idle window with --when-idle, drain the nodes, or use --force",
         )
-    pairing = rails.narrow(
-        rails.pair(rails.Side(a, facts_a.ports, facts_a.gpus), rails.Side(b, facts_b.ports, facts_b.gpus)),
-        parameters.rails,
+    side_a, side_b = (
+        rails.Side(facts.node, [port for port in facts.ports if fabric in ("", port.fabric)], facts.gpus)
+        for facts in (facts_a, facts_b)
     )
+    pairing = rails.narrow(rails.pair(side_a, side_b), parameters.rails)
     if pairing.refusal:
         raise Conflict(pairing.refusal, remedy="; ".join(pairing.notes) or "compare both nodes' ports")
     planned = tuple(_rail(rail, node_b, facts_a, facts_b, parameters) for rail in pairing.rails)

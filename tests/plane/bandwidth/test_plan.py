@@ -9,6 +9,7 @@ from llmgw.plane.bandwidth.plan import plan, serving, sides
 from llmgw.plane.world import World
 from llmgw.rdma.link import Link, Refusal
 from llmgw.rdma.results import Parameters
+from llmgw.wire.agent import Register
 from llmgw.wire.facts import NodeId, ShardState
 from tests.plane.bandwidth.lab import node, world
 from tests.plane.worlds import status
@@ -90,3 +91,18 @@ def test_an_ipv6_meeting_tells_both_sides() -> None:
     six = attrs.evolve(first, meeting=attrs.evolve(first.meeting, address="fd00::2"))
     client, server = sides(six, first.link, PLAIN, 20000)
     assert client.extra == server.extra == ("--ipv6-addr",)
+
+
+def test_a_test_of_one_fabric_leaves_the_others_rails_alone() -> None:
+    def labelled(name: str, number: int) -> Register:
+        plain = node(name, number)
+        north, south = (
+            replace(port, fabric=label) for port, label in zip(plain.ports, ("north", "south"), strict=True)
+        )
+        return replace(plain, ports=(north, south))
+
+    made = world(labelled("a", 1), labelled("b", 2))
+    assert [each.rail.a.device for each in plan(made, "a", "b", PLAIN, fabric="south").rails] == ["mlx5_1"]
+    assert len(plan(made, "a", "b", PLAIN).rails) == 2
+    with pytest.raises(Conflict, match="no RDMA port that could be a rail on a and b"):
+        plan(made, "a", "b", PLAIN, fabric="west")
