@@ -32,8 +32,8 @@ from llmgw.wire.facts import NodeId
 
 R = TypeVar("R")
 
-#: Seconds that a scan may take (A10), and how often managers are judged.
-SCAN_WITHIN, JUDGE_EVERY = 180.0, 1.0
+#: Seconds that a scan may take (A10), and how often managers are judged and vantages looked for.
+SCAN_WITHIN, JUDGE_EVERY, LOOK_EVERY = 180.0, 1.0, 10.0
 #: So many scans run at once.
 AT_ONCE = 16
 
@@ -99,6 +99,8 @@ class Fabrics:
         self._think, self._clock, self._wall = think, clock, wall
         self._reports = Reports(patience or Patience(), clock, wall)
         self._standing: dict[str, Standing] = {}
+        self._looks: dict[str, list[Vantage]] = {}
+        self._looked_for: tuple[World, Managers] | None = None
         self._shown: dict[str, str] = {}  # port GUIDs of ports without a known manager -> the fabric whose map has them
         self._locks: dict[str, trio.Lock] = {}
         self._limit = trio.CapacityLimiter(AT_ONCE)
@@ -143,13 +145,21 @@ class Fabrics:
             raise NotFound(f"there is no fabric {name!r}", remedy=f"`llmgw ctl fabrics` lists them: {some}")
         return self._standing.get(name, Standing())
 
-    def vantages(self) -> dict[str, list[Vantage]]:
-        """Where each fabric can be looked at from now, best first."""
-        return vantages(self._fleet.world.value, self.managers, self._shown)
+    def vantages(self) -> Mapping[str, list[Vantage]]:
+        """Where each fabric can be looked at from, best first, as found a moment ago."""
+        return self._looks
+
+    async def look_for_vantages(self) -> None:
+        """Find them anew: over a large fleet that takes a while, and others run meanwhile."""
+        world, managers = self._fleet.world.value, self.managers
+        if self._looked_for is None or self._looked_for[0] is not world or self._looked_for[1] is not managers:
+            self._looks = await vantages(world, managers, self._shown)
+            self._looked_for = (world, managers)
 
     async def scan(self, name: str) -> Scan:
         """Scan a fabric now. Raises NotFound, and Unavailable when no node can look; a failed scan is returned."""
-        looks = self._looks(name)
+        await self.look_for_vantages()
+        looks = self._from(name)
         scan, quiet = await self._scan(name, looks[:2], forced=True)
         await self._misplaced({name: quiet})
         return scan
@@ -179,7 +189,8 @@ class Fabrics:
 
     async def tables(self, name: str) -> RoutesReply:
         """The forwarding tables of a fabric's switches now. Raises what `scan` raises, and the node's failure."""
-        looks = self._looks(name)
+        await self.look_for_vantages()
+        looks = self._from(name)
         question = RoutesRequest(device=looks[0].device, number=looks[0].number)
         return await self._hub.ask(looks[0].node, question, within=SCAN_WITHIN)
 
@@ -208,6 +219,7 @@ class Fabrics:
             async with self._limit:
                 _, quiet[name] = await self._scan(name, looks[:2])
 
+        await self.look_for_vantages()
         async with trio.open_nursery() as nursery:
             for name, looks in self.vantages().items():
                 nursery.start_soon(one, name, looks)
@@ -246,13 +258,13 @@ class Fabrics:
     async def _take(self, name: str, look: Vantage, reply: ScanReply, *, forced: bool) -> tuple[Scan, told.Ports]:
         """A map came: what it means, told and kept."""
         standing = self._standing.setdefault(name, Standing())
-        strangers = whose.strangers(self._fleet.world.value, self.managers)
+        strangers = await whose.strangers(self._fleet.world.value, self.managers)
         question = Question(
             new=reply.map,
             base=standing.base,
             counted=standing.newest,
             names=tuple(await whose.names(self._fleet.world.value)),
-            replicas=whose.replicas(self._fleet.world.value),
+            replicas=await whose.replicas(self._fleet.world.value),
             strangers=tuple(strangers),
         )
         found = msgspec.msgpack.decode(
@@ -291,6 +303,7 @@ class Fabrics:
             name = min(name, *(self._shown.get(guid, alone) for guid, alone in here))
         others = {alone for _, alone in here} | {self._shown.get(guid, name) for guid, _ in here}
         self._shown.update((guid, name) for guid, _ in here)
+        self._looked_for = None
         for other in sorted(others - {name}):
             if other in self._standing:
                 await self._rename(other, name)
@@ -325,8 +338,12 @@ class Fabrics:
                 self._moved()
 
     async def _watch_managers(self) -> None:
+        look_again = self._clock()
         while True:
             await self.look_at_managers()
+            if self._clock() >= look_again:
+                await self.look_for_vantages()
+                look_again = self._clock() + LOOK_EVERY
             await trio.sleep(JUDGE_EVERY)
 
     async def look_at_managers(self) -> None:
@@ -353,7 +370,7 @@ class Fabrics:
                     found.append((name, now))
         return found
 
-    def _looks(self, name: str) -> list[Vantage]:
+    def _from(self, name: str) -> list[Vantage]:
         """Where a fabric can be looked at from, at least one place. Raises NotFound and Unavailable."""
         looks = self.vantages().get(name, [])
         if not looks:

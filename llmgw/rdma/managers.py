@@ -187,11 +187,11 @@ def judge(state: Managers, now: float, patience: Patience | None = None) -> tupl
     return state, told
 
 
-def gone(state: Managers, node: str, keep: Iterable[tuple[str, int]] = ()) -> Managers:
-    """Without the ports of a node that is lost or no longer has them; `keep` are those it still has."""
-    kept = set(keep)
-    for key in [key for key in state.at if key.node == node and (key.device, key.number) not in kept]:
-        state = _without(state, key)
+def gone(state: Managers, keys: Iterable[PortKey]) -> Managers:
+    """Without these ports: of a node that is lost, or that no longer has them."""
+    for key in keys:
+        if key in state.at:
+            state = _without(state, key)
     return state
 
 

@@ -236,8 +236,10 @@ async def test_ports_of_which_no_manager_is_known_are_on_one_fabric_when_one_map
     one, hub = plane(the_tree, takes=0.0)
     one.hears(*(on_fabric(name, ib_port(n)) for n, name in enumerate("abc")))
     await one.fabrics.look_at_managers()
+    await one.fabrics.look_for_vantages()
     assert len(one.fabrics.vantages()) == 3, "nothing tells them apart or together yet"
     await one.fabrics.round()
+    await one.fabrics.look_for_vantages()
     assert len(one.fabrics.vantages()) == 1
     hub.asked.clear()
     await one.fabrics.round()

@@ -313,13 +313,13 @@ def test_ports_of_a_lost_node_say_nothing_any_more() -> None:
     watch = settled()
     watch.hear("y", manager(B))
     watch.told.clear()
-    watch.state = gone(watch.state, "y")
+    watch.state = gone(watch.state, [PortKey("y", "mlx5_0")])
     assert watch.state.of("y", "mlx5_0") is None
     for _ in range(20):
         watch.wait(5.0)
     assert "sm-split" not in watch.kinds
     for node in "wxz":
-        watch.state = gone(watch.state, node)
+        watch.state = gone(watch.state, [PortKey(node, "mlx5_0")])
     before = len(watch.told)
     watch.wait(300.0)
     assert not [one for one in watch.told[before:] if one.kind == "sm-none"], "nobody is there to miss one"

@@ -60,17 +60,14 @@ class FabricDesk:
         standing = self.fabrics.standing(name)
         managed = self.fabrics.managers.fabrics.get(name, Fabric(name))
         looks = self.fabrics.vantages().get(name, [])
-        ports = {(key.node, key.device, key.number) for key in managed.ports} | {
-            (str(look.node), look.device, look.number) for look in looks
-        }
         failed = standing.last is not None and standing.last.error
         return FabricRow(
             name=name,
             labelled=managed.labelled,
             master=managed.master if managed.masters else "",
             managers=sum(seen.silent_since is None for seen in managed.managers.values()),
-            ports=len(ports),
-            nodes=len({node for node, _, _ in ports}),
+            ports=max(len(managed.ports), len(looks)),
+            nodes=len({key.node for key in managed.ports} or {look.node for look in looks}),
             troubles=tuple(sorted(kind.partition(" ")[0] for kind in managed.open)),
             scan=self.scan_view(standing.seen) if standing.seen else None,
             error=standing.last.error if failed and standing.last else "",
@@ -142,7 +139,7 @@ class FabricDesk:
         old = self.chosen(name, older) if older else self._before(name, new)
         data = await self.think(
             verdict.compared, await self.fabrics.map(old), await self.fabrics.map(new),
-            await self._names(), msgspec.msgpack.encode(whose.replicas(self.world())),
+            await self._names(), msgspec.msgpack.encode(await whose.replicas(self.world())),
         )  # fmt: skip
         found = msgspec.msgpack.decode(data, type=Difference)
         return DiffReply(

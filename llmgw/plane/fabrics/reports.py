@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 import attrs
-import trio
 
 from llmgw.plane.events import Event
 from llmgw.plane.fabrics import told
+from llmgw.plane.fabrics.turns import Turns
 from llmgw.plane.world import Node, Stage, World
 from llmgw.rdma.managers import Managers, Patience, PortKey, Told, fold, gone, judge, known
 from llmgw.wire.facts import NodeId, PortManagers
-
-#: So long, in seconds, this works without letting others run.
-SLICE = 0.002
 
 
 @attrs.frozen
@@ -33,6 +29,7 @@ class Reports:
     def __init__(self, patience: Patience, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._patience, self._clock, self._wall = patience, clock, wall
         self._reported: dict[NodeId, tuple[PortManagers, ...]] = {}
+        self._keys: dict[NodeId, frozenset[PortKey]] = {}
         self.managers = Managers()
 
     def remember(self, names: Mapping[str, tuple[str, ...]]) -> None:
@@ -43,17 +40,16 @@ class Reports:
         """Take in what is new in this world, and judge what holds by now."""
         before = self.managers
         happened: list[Told] = []
-        slice_ends = time.perf_counter() + SLICE
+        turns = Turns()
         for id_, node in world.nodes.items():
             reported = _report(node)
             if reported is not self._reported.get(id_):
                 happened += self._take(id_, node, reported)
-            if time.perf_counter() > slice_ends:
-                await trio.lowlevel.checkpoint()
-                slice_ends = time.perf_counter() + SLICE
+            if turns.over():
+                await turns.next()
         for id_ in [id_ for id_ in self._reported if id_ not in world.nodes]:
             del self._reported[id_]
-            self.managers = gone(self.managers, id_)
+            self.managers = gone(self.managers, self._keys.pop(id_, ()))
         self.managers, more = judge(self.managers, self._clock(), self._patience)
         happened += more
         renamed = [
@@ -75,7 +71,9 @@ class Reports:
             label = labels.get((one.device, one.number), "")
             self.managers, more = fold(self.managers, key, label, one, now, self._patience)
             found += more
-        self.managers = gone(self.managers, id_, [(one.device, one.number) for one in reported])
+        keys = frozenset(PortKey(id_, one.device, one.number) for one in reported)
+        self.managers = gone(self.managers, self._keys.get(id_, frozenset()) - keys)
+        self._keys[id_] = keys
         return found
 
 

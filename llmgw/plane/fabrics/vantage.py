@@ -1,4 +1,4 @@
-"""From where a fabric is looked at: the first node by name that is ready and has an active port on it (D8). Pure."""
+"""From where a fabric is looked at: the first node by name that is ready and has an active port on it (D8)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from llmgw.plane.fabrics.turns import Turns
 from llmgw.plane.world import Node, Stage, World
 from llmgw.rdma.managers import Managers, PortKey
 from llmgw.wire.control import ScanRequest
@@ -53,13 +54,16 @@ def provisional(node: NodeId, port: Port) -> str:
     return port.fabric or f"{node}:{port.device}/{port.number}"
 
 
-def vantages(world: World, managers: Managers, shown: Mapping[str, str]) -> dict[str, list[Vantage]]:
+async def vantages(world: World, managers: Managers, shown: Mapping[str, str]) -> dict[str, list[Vantage]]:
     """Where each fabric can be looked at from, best first: one port a node, by the node's name.
 
     `shown` gives the fabric on whose map a port GUID stands: the only other proof that two ports are on one.
     """
     found: dict[str, list[Vantage]] = {}
+    turns = Turns()
     for name in sorted(world.nodes):
+        if turns.over():
+            await turns.next()
         node = world.nodes[name]
         if not can_look(node):
             continue
@@ -67,7 +71,11 @@ def vantages(world: World, managers: Managers, shown: Mapping[str, str]) -> dict
             on = fabric_of(managers, shown, name, port)
             looks = found.setdefault(on, [])
             looks.append(Vantage(name, port.device, port.number))
-    return {on: _one_a_node(looks) for on, looks in sorted(found.items())}
+    ranked: dict[str, list[Vantage]] = {}
+    for on, looks in sorted(found.items()):
+        ranked[on] = _one_a_node(looks)
+        await turns.next()
+    return ranked
 
 
 def fabric_of(managers: Managers, shown: Mapping[str, str], node: NodeId, port: Port) -> str:
