@@ -24,9 +24,11 @@ from llmgw.node.engines.llamacpp import LlamaCpp
 from llmgw.node.engines.sglang import Sglang
 from llmgw.node.engines.vllm import Vllm
 from llmgw.node.epoch import Epoch
+from llmgw.node.fabric import Scanner
 from llmgw.node.identity import Identity, renewals
 from llmgw.node.link import keep
 from llmgw.node.logs import Logs
+from llmgw.node.managers import ManagerWatch
 from llmgw.node.perftest import Perftest
 from llmgw.node.settings import NodeSettings
 from llmgw.node.shards import Shards
@@ -43,7 +45,7 @@ from llmgw.wire.control import (
     StartShard,
     StopShard,
 )
-from llmgw.wire.facts import EngineInstall, NodeId
+from llmgw.wire.facts import EngineInstall, NodeId, PortManagers
 from llmgw.wire.stream import Frames
 
 say = structlog.get_logger("llmgw.node")
@@ -61,6 +63,7 @@ async def run(settings: NodeSettings) -> None:
         nursery.start_soon(node.survey.run)
         nursery.start_soon(node.shards.run)
         nursery.start_soon(node.watch_installs)
+        nursery.start_soon(node.managers.run)
         nursery.start_soon(node.perftest.run)
         nursery.start_soon(node.keep_stream)
         say.info("agent runs", node=node.name, version=__version__, planes=list(settings.planes))
@@ -83,6 +86,7 @@ class Node:
     logs: Logs
     epoch: Epoch
     perftest: Perftest
+    managers: ManagerWatch
     answers: Answers
     newest: list[Register]
     looked: trio.Event = attrs.field(factory=trio.Event)
@@ -114,6 +118,7 @@ class Node:
             problems=(*seen.problems, *self.shards.problems),
             installable=(),
             installs=self.installed.installs,
+            managers=self.managers.latest.value,
             shards=self.shards.statuses(),
             labels=dict(self.settings.labels),
             epoch=self.epoch.value,
@@ -121,7 +126,7 @@ class Node:
         return whole
 
     def beats(self, told: Register) -> Beats:
-        return _WithInstalls(self, self.survey.beats(told), told)
+        return _Whole(self, self.survey.beats(told), told)
 
     def _hardware(self) -> AsyncIterator[int]:
         return self.survey.changed.values()
@@ -159,13 +164,14 @@ class Node:
         return await PlaneStream(frames, self.duties()).run()
 
 
-class _WithInstalls:
-    """A stream's heartbeats, with the installed engines and the shards' problems when they changed."""
+class _Whole:
+    """A stream's heartbeats: the survey's, with engines, subnet managers and the shards' problems when they changed."""
 
     def __init__(self, node: Node, beats: Beats, told: Register) -> None:
         self._node = node
         self._beats = beats
         self._installs: tuple[EngineInstall, ...] = told.installs
+        self._managers: tuple[PortManagers, ...] = told.managers
         self._problems = node.shards.problems
         self._survey_problems = tuple(problem for problem in told.problems if problem not in self._problems)
 
@@ -180,6 +186,9 @@ class _WithInstalls:
         if self._node.installed.installs != self._installs:
             self._installs = self._node.installed.installs
             beat = structs.replace(beat, installs=self._installs)
+        if self._node.managers.latest.value != self._managers:
+            self._managers = self._node.managers.latest.value
+            beat = structs.replace(beat, managers=self._managers)
         return beat
 
 
@@ -208,6 +217,9 @@ def assemble(settings: NodeSettings) -> Node:
         root=settings.root,
     )
 
+    scanner = Scanner(lambda: newest[0].ports, root=settings.root)
+    managers = ManagerWatch(scanner)
+
     async def answer_logs(request: LogsRequest, _say: Say) -> LogsReply:
         return await logs.answer(request)
 
@@ -221,6 +233,7 @@ def assemble(settings: NodeSettings) -> Node:
         logs=logs,
         epoch=Epoch.load(directory / "epoch"),
         perftest=perftest,
-        answers={LogsRequest: answer_logs, **perftest.answers},
+        managers=managers,
+        answers={LogsRequest: answer_logs, **perftest.answers, **scanner.answers},
         newest=newest,
     )

@@ -28,6 +28,8 @@ from llmgw.plane.agents import Hub
 from llmgw.plane.bandwidth.desk import Desk
 from llmgw.plane.bearers import Bearers
 from llmgw.plane.certs import Authority
+from llmgw.plane.fabric import Fabrics
+from llmgw.plane.fabrics.desk import FabricDesk
 from llmgw.plane.fleet import Fleet
 from llmgw.plane.gateway.feed import serve_routes
 from llmgw.plane.gateway.in_flight import InFlight
@@ -83,6 +85,7 @@ class Plane:
     administrator: Callable[[str], str | None]
     routes: Cell[Routes]
     in_flight: InFlight
+    fabrics: Fabrics
     stop: trio.Event = attrs.field(factory=trio.Event)
     _serving: int = 0
     _quiet: trio.Event = attrs.field(factory=trio.Event)
@@ -166,17 +169,21 @@ async def assemble(settings: PlaneSettings, store: Store) -> Plane:
     fleet = Fleet(store, settings=settings.judgement, engines=settings.wanted_engines, heartbeat=settings.heartbeat)
     await fleet.load()
     routes = Cell(first_routes(settings.endpoints))
+    hub = Hub(fleet)
+    fabrics = Fabrics(fleet, hub, store, every=settings.scan_every)
+    await fabrics.load()
     plane = Plane(
         settings=settings,
         store=store,
         fleet=fleet,
-        hub=Hub(fleet),
+        hub=hub,
         authority=authority,
         tokens=Tokens(store, authority.fingerprint),
         own=own,
         administrator=Bearers.load(settings.path(settings.admin_tokens)),
         routes=routes,
         in_flight=InFlight(routes),
+        fabrics=fabrics,
     )
     await plane.apply_file()
     return plane
@@ -230,10 +237,12 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
         traffic=lambda: Traffic(in_flight=plane.in_flight.all()),
         name=settings.name,
         bandwidth=Desk(plane.hub, plane.store, plane.fleet.world, plane.in_flight.all),
+        fabrics=FabricDesk(plane.fabrics, lambda: plane.fleet.world.value),
     )
     nursery.start_soon(plane.fleet.run, plane.hub)
     nursery.start_soon(keep_routes, plane.fleet.world, settings.endpoints, plane.routes)
     nursery.start_soon(plane.end_drains)
+    nursery.start_soon(plane.fabrics.run)
     await nursery.start(serve_routes, settings.directory, plane.routes, plane.in_flight)
     if plane.own is not None:
         nursery.start_soon(plane.own.run)

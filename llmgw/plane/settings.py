@@ -49,6 +49,9 @@ class PlaneSettings:
     heartbeat: Seconds = attrs.field(default=5.0, validator=[attrs.validators.ge(0.2), attrs.validators.le(60.0)])
     judgement: Annotated[Judgement, "seconds"] = Judgement()
 
+    #: How often each InfiniBand fabric is mapped (D8).
+    scan_every: Seconds = attrs.field(default=300.0, validator=attrs.validators.ge(10.0))
+
     store: Path = Path("plane.db")
     models: Path = Path("models.toml")
     #: Files of bearer tokens for the admin API, one a line.

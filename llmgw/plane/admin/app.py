@@ -18,6 +18,7 @@ from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.agents import Hub
 from llmgw.plane.bandwidth.desk import Desk
 from llmgw.plane.certs import Authority
+from llmgw.plane.fabrics.desk import FabricDesk
 from llmgw.plane.fleet import Fleet
 from llmgw.plane.tokens import Tokens
 
@@ -46,6 +47,7 @@ class Admin:
     since: float = attrs.field(factory=trio.current_time)
     sessions: Sessions = attrs.field(factory=Sessions)
     bandwidth: Desk | None = None
+    fabrics: FabricDesk | None = None
 
 
 def app(admin: Admin) -> QuartTrio:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quart import Blueprint
 
-from llmgw.plane.admin.api import bandwidth, events, fleet, identity, nodes, requests
+from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, nodes, requests
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -20,4 +20,5 @@ BLUEPRINTS: tuple[Callable[[Admin], Blueprint], ...] = (
     events.blueprint,
     identity.blueprint,
     bandwidth.blueprint,
+    fabrics.blueprint,
 )
