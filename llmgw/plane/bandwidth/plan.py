@@ -44,7 +44,10 @@ class Plan:
 
 
 def plan(world: World, a: str, b: str, parameters: Parameters, *, force: bool = False, fabric: str = "") -> Plan:
-    """The test of two nodes, with `fabric` only over ports of that label. Raises NotFound, BadInput, AgentGone, or Conflict for nodes that cannot be tested now."""
+    """The test of two nodes; with `fabric` only over ports of that label.
+
+    Raises NotFound, BadInput, AgentGone, or Conflict for nodes that cannot be tested now.
+    """
     if a == b:
         raise BadInput(f"{a} cannot be tested against itself", remedy="name two nodes")
     sane(parameters)
