@@ -147,7 +147,7 @@ async def _node(demo: Demo, name: str) -> trio.Process:
 
     async def registered() -> bool:
         nodes = (await demo.ctl_json("nodes"))["nodes"]
-        return any(node["id"] == name and node["connected"] for node in nodes)
+        return any([node["id"] == name and node["connected"] for node in nodes])
 
     await _until(demo, process, name, registered, within=30)
     demo.out.print(f"  [green]{name}[/green]  joined with a certificate of its own")
@@ -174,7 +174,7 @@ async def _serve(demo: Demo) -> None:
 
     async def ready() -> bool:
         replicas = (await demo.ctl_json("replicas"))["replicas"]
-        return sum(replica["state"] == "ready" for replica in replicas) == 2
+        return len([replica for replica in replicas if replica["state"] == "ready"]) == 2
 
     try:
         await _until(demo, None, f"{MODEL} with two replicas", ready, within=READY_WITHIN)
