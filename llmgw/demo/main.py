@@ -147,7 +147,7 @@ async def _node(demo: Demo, name: str) -> trio.Process:
 
     async def registered() -> bool:
         nodes = (await demo.ctl_json("nodes"))["nodes"]
-        return any([node["id"] == name and node["connected"] for node in nodes])
+        return any(node["id"] == name and node["connected"] for node in nodes)
 
     await _until(demo, process, name, registered, within=30)
     demo.out.print(f"  [green]{name}[/green]  joined with a certificate of its own")
