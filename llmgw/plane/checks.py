@@ -57,6 +57,12 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
         yield no("cordon", "cordoned", "not cordoned", "is cordoned")
     if room.sick:
         yield no("node-health", room.sick, "no bad problem", f"has a bad problem ({room.sick})", room.facts_age)
+    if resources.gpus and room.sick_gpus:
+        text = f"has a bad problem with its GPUs ({room.sick_gpus})"
+        yield no("node-health", room.sick_gpus, "no bad problem", text, room.facts_age)
+    if room.sick_disk and fetched(need.source) and need.source not in room.weights:
+        text = f"has no disk for weights that are not there yet ({room.sick_disk})"
+        yield no("node-health", room.sick_disk, "no bad problem", text, room.facts_age)
     for name, value in need.labels:
         has = room.labels.get(name)
         if has != value:
@@ -87,6 +93,11 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
         _, short = _gpus(room, resources)
         if short is not None:
             yield no(short.check, short.value, short.needed, short.text, short.age)
+
+
+def fetched(source: str) -> bool:
+    """Whether weights must be brought to the node: those of a hub or a URL; a path names files that are there."""
+    return "://" in source and not source.startswith("file://")
 
 
 def engine_missing(node: Node, engine: str, version: str) -> str:

@@ -21,6 +21,7 @@ from llmgw.plane import converge, operate
 from llmgw.plane.clones import Displacements, host_of
 from llmgw.plane.event import Event
 from llmgw.plane.events import Events
+from llmgw.plane.expect import EVERY, Expectations
 from llmgw.plane.expiry import SHORTEST, expire, heartbeat_for, started
 from llmgw.plane.fold import fold
 from llmgw.plane.models import models_of, revised
@@ -94,6 +95,7 @@ class Fleet:
         self._writing = trio.Lock()  # one commit at a time: each is a difference to what the last one stored
         self._planned: int | None = None
         self._look_again: float | None = None
+        self._expectations, self._compared_at = Expectations(), float("-inf")
 
     # Streams: synchronous and cheap -----------------------------------------------------------------------
 
@@ -194,6 +196,10 @@ class Fleet:
             lambda world: operate.acknowledge(world, node, subject, code, seconds, self._clock(), self._wall())
         )
 
+    async def expect(self, node: NodeId, on: bool = True) -> None:
+        """What the node has now is what it should have; off: its peers say so. Raises NotFound, Conflict."""
+        await self._change(lambda world: operate.expect(world, node, on, self._clock(), self._wall()))
+
     async def forget(self, node: NodeId) -> None:
         """The node is gone for good: its shards are placed elsewhere, and nothing is known of it any more."""
 
@@ -228,6 +234,9 @@ class Fleet:
         while True:
             begun, seen = self._clock(), self.world.version
             self._take(*expire(self.world.value, begun, self._wall(), self._settings, max(0.0, begun - due)))
+            if begun - self._compared_at >= EVERY:
+                self._compared_at = begun
+                self._take(*self._expectations.judge(self.world.value, begun, self._wall()))
             try:
                 await self._decide(begun)
             except LlmgwError as error:

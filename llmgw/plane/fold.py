@@ -89,6 +89,8 @@ def _heartbeat(world: World, id: NodeId, beat: Heartbeat, now: float, clock: flo
         events.append(_returned(node, now, clock))
     if beat.load is not None:
         changes["load"] = beat.load
+        if beat.load.clock:
+            changes["clock_offset"] = beat.load.clock - clock
     if beat.shards is not None:
         changes["shard_loads"] = Map({load.shard: load for load in beat.shards})
     if beat.gpus is not None:

@@ -19,11 +19,12 @@ def problems(
     node: Node, told: Iterable[Problem], now: float, clock: float
 ) -> tuple[Map[tuple[str, str], OpenProblem], list[Event]]:
     """The open problems after a list that is the whole truth, and what opened, cleared or changed its grade."""
-    was, found, events = node.problems, dict[tuple[str, str], OpenProblem](), list[Event]()
+    was, events = node.problems, list[Event]()
+    # What the plane itself found is not the node's to clear.
+    found = {key: open_ for key, open_ in was.items() if open_.by_plane}
     for problem in told:
         key = (problem.subject, problem.code)
-        before, ack = was.get(key), node.acks.get(key)
-        until = ack.until_at if ack is not None and ack.until_at > now else None
+        before, until = was.get(key), acknowledged(node, key, now)
         if before is None:
             found[key] = OpenProblem(problem, now, now, clock, until)
         else:
@@ -31,14 +32,13 @@ def problems(
     for key, open_ in found.items():
         before = was.get(key)
         if before is None:
-            events.append(_event("problem-opened", node, open_.problem, open_.problem.text, clock))
+            events.append(opened(node, open_.problem, clock))
         elif before.problem.grade is not open_.problem.grade:
             change = f"{before.problem.grade.value} -> {open_.problem.grade.value}: {open_.problem.text}"
             events.append(_event("problem-changed", node, open_.problem, change, clock))
     for key, gone in was.items():
         if key not in found:
-            text = f"cleared after {now - gone.first_at:.0f} s: {gone.problem.text}"
-            events.append(_event("problem-cleared", node, gone.problem, text, clock))
+            events.append(cleared(node, gone, now, clock))
     return Map(found), events
 
 
@@ -68,6 +68,21 @@ def masters(
         fresh = {pair: at for pair, at in recent.items() if now - at < ONE_CHANGE}
         recent = Map({**fresh, change: recent.get(change, now) if change in fresh else now})
     return known, recent, events
+
+
+def acknowledged(node: Node, key: tuple[str, str], now: float) -> float | None:
+    """Until when an operator takes this problem as it is; None when nobody does."""
+    ack = node.acks.get(key)
+    return ack.until_at if ack is not None and ack.until_at > now else None
+
+
+def opened(node: Node, problem: Problem, clock: float) -> Event:
+    return _event("problem-opened", node, problem, problem.text, clock)
+
+
+def cleared(node: Node, gone: OpenProblem, now: float, clock: float) -> Event:
+    text = f"cleared after {now - gone.first_at:.0f} s: {gone.problem.text}"
+    return _event("problem-cleared", node, gone.problem, text, clock)
 
 
 def _event(kind: str, node: Node, problem: Problem, text: str, clock: float) -> Event:

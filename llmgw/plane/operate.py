@@ -1,6 +1,6 @@
 """What operators do to the world, as pure changes: the next world and what happened.
 
-Each raises NotFound for a node that nobody knows.
+Each raises NotFound for a node that nobody knows, `expect` Conflict for one that cannot be looked at.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from collections.abc import Mapping
 
 import attrs
 from immutables import Map
+from msgspec import structs
 
 from llmgw.convert import near
-from llmgw.errors import NotFound
+from llmgw.errors import Conflict, NotFound
+from llmgw.plane import expect as expected_state
 from llmgw.plane.event import Event
-from llmgw.plane.world import Ack, Model, Node, World
+from llmgw.plane.health import cleared
+from llmgw.plane.world import Ack, Model, Node, Stage, World
 from llmgw.wire.facts import ModelName, NodeId
 
 Changed = tuple[World, tuple[Event, ...]]
@@ -80,6 +83,31 @@ def acknowledge(world: World, id: NodeId, subject: str, code: str, seconds: floa
         problems = problems.set(key, attrs.evolve(open_, acknowledged_until=until))
     changed = attrs.evolve(node, acks=acks, problems=problems)
     return _node(world, node, changed, "problem-acknowledged", text, clock)
+
+
+def expect(world: World, id: NodeId, on: bool, now: float, clock: float) -> Changed:
+    """What the node has now is what it should have; or nothing is confirmed of it any more, and its peers count."""
+    node = _known(world, id)
+    if not on:
+        text = f"{id}: nothing is confirmed of it any more: it is compared with its peers"
+        confirmed = None
+    else:
+        if node.stage is not Stage.READY or not node.connected or (have := expected_state.inventory(node)) is None:
+            why = node.stage.value if node.connected else "not connected"
+            raise Conflict(
+                f"{id} is {why}, so what it has now cannot be confirmed",
+                remedy="wait until its agent is connected",
+            )
+        confirmed = structs.replace(have, clock=clock)
+        text = f"{id}: confirmed: {expected_state.in_words(have)}"
+    # An operator has spoken: what was found before is not kept for a clean window.
+    over = [open_ for open_ in node.problems.values() if open_.by_plane]
+    problems = node.problems
+    for open_ in over:
+        problems = problems.delete((open_.problem.subject, open_.problem.code))
+    changed = attrs.evolve(node, expected=confirmed, problems=problems, suspects=Map())
+    world, events = _node(world, node, changed, "node-expected" if on else "node-not-expected", text, clock)
+    return world, (*events, *(cleared(node, open_, now, clock) for open_ in over))
 
 
 def forget(world: World, id: NodeId, clock: float) -> Changed:

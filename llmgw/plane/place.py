@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from llmgw.plane.checks import Need, installed, pick, refusals
-from llmgw.plane.rooms import Room, room, weights_of
+from llmgw.plane.checks import Need, fetched, installed, pick, refusals
+from llmgw.plane.rooms import FULL_DISK, Room, room, weights_of
 from llmgw.plane.world import Model, Node, Reason, Shard, World
 from llmgw.wire.facts import ModelName, NodeId, ShardId
 
@@ -64,6 +64,7 @@ class Rooms:
         self._heaps: dict[tuple[Need, ModelName], _Kept[list[_Entry]]] = {}
         self._asked: set[tuple[Need, ModelName]] = set()
         self._sources: dict[str, set[NodeId]] | None = None
+        self._disk_full: bool | None = None
 
     def room(self, node: NodeId, *, without: ShardId | None = None) -> Room | None:
         """A node's room; `without` one shard that is placed there."""
@@ -198,9 +199,17 @@ class Rooms:
             found.memory_free - resources.memory_bytes,
         )
 
+    def _some_disk_is_full(self) -> bool:
+        if self._disk_full is None:
+            self._disk_full = any(
+                ("node", FULL_DISK) in node.problems for node in self._nodes.values() if node.problems
+            )
+        return self._disk_full
+
     def _fresh(self, need: Need) -> dict[NodeId, _Score]:
         """The scores of all nodes that pass, which are the same for all models that ask for as much."""
-        key = need if need.resources.disk_bytes else attrs.evolve(need, source="")
+        by_source = need.resources.disk_bytes or (fetched(need.source) and self._some_disk_is_full())
+        key = need if by_source else attrs.evolve(need, source="")
         kept = self._scores.get(key)
         if kept is None:
             scores = {node: score for node in self._nodes if (score := self._score(node, key)) is not None}

@@ -51,7 +51,9 @@ class Room:
     disk_free: int | None
     weights: frozenset[str]
     labels: Mapping[str, str]
-    sick: str = ""  # a bad problem of the node itself
+    sick: str = ""  # a bad problem of the node itself, for whatever would run there
+    sick_gpus: str = ""  # one that only shards with GPUs mind
+    sick_disk: str = ""  # one that only shards mind whose weights are not there yet
     holders: tuple[str, ...] = ()
     facts_age: float | None = None
     heard_age: float | None = None
@@ -98,7 +100,10 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None 
         for open_ in node.problems.values()
         if open_.problem.grade is Grade.BAD and open_.acknowledged_until is None
     ]
-    sick = next((f"{o.problem.code}: {o.problem.text}" for o in bad if o.problem.subject == "node"), "")
+    sick: dict[str, str] = {}
+    for open_ in bad:
+        if open_.problem.subject == "node":
+            sick.setdefault(_minded_by(open_.problem.code), f"{open_.problem.code}: {open_.problem.text}")
     return Room(
         node=node,
         units=_units(node, held, now, leaving),
@@ -109,11 +114,30 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None 
         disk_free=disk,
         weights=weights,
         labels=labels_of(node),
-        sick=sick,
+        sick=sick.get("all", ""),
+        sick_gpus=sick.get("gpus", ""),
+        sick_disk=sick.get("disk", ""),
         holders=tuple(sorted(shard.id for shard in held)),
         facts_age=None if node.facts_at is None else max(0.0, now - node.facts_at),
         heard_age=heard_age,
     )
+
+
+#: The problem of a disk on which no more weights have room.
+FULL_DISK = "disk-full-weights"
+#: Bad problems of a whole node that are about its GPUs: an engine on the CPU runs as well as before.
+_ABOUT_GPUS = ("driver-", "xid-", "gpu-", "fewer-gpus")
+
+
+def _minded_by(code: str) -> str:
+    """Which shards a bad problem of the node itself keeps away: "all", "gpus", or "disk", those that must fetch.
+
+    A full disk of weights says nothing against weights that are there. A full disk of state does: an engine's
+    record and its log are written before it starts.
+    """
+    if code == FULL_DISK:
+        return "disk"
+    return "gpus" if code.startswith(_ABOUT_GPUS) else "all"
 
 
 def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: Shard | None) -> tuple[Unit, ...]:
@@ -126,6 +150,10 @@ def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: Shard | Non
     foreign: dict[str, int] = {}
     own: dict[str, int] = {}
     for process in node.gpu_processes:
+        if process.shard == "?":
+            # Whose it is cannot be told. Beside our shards it may be theirs; on a GPU without any, what the GPU
+            # measures is taken as it is.
+            continue
         total = own if process.shard in ours else foreign
         total[process.gpu] = total.get(process.gpu, 0) + (process.memory_bytes or 0)
     units: list[Unit] = []

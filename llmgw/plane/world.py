@@ -84,6 +84,24 @@ class OpenProblem:
     last_at: float
     first_clock: float
     acknowledged_until: float | None = None
+    by_plane: bool = False  # the plane found it: the node's own list does not clear it
+    gone_at: float | None = None  # found by the plane and not there now: since when (it clears after a while)
+
+
+class Inventory(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node has, in numbers that can be compared. Ports are named by role and kind: "fabric ib".
+
+    GPUs count though they cannot be read: the node tells that itself. `ports_up` counts active ports, `slowest` is the
+    lowest rate among them in Gb/s, `nvlinks` what the best GPU of a model has up. `clock`: when it was confirmed.
+    """
+
+    gpus: dict[str, int] = {}
+    ports: dict[str, int] = {}
+    ports_up: dict[str, int] = {}
+    slowest: dict[str, float] = {}
+    nvlinks: dict[str, int] = {}
+    memory_bytes: int = 0
+    clock: float = 0.0
 
 
 @attrs.frozen
@@ -171,6 +189,9 @@ class Node:
     acks: Map[tuple[str, str], Ack] = Map()  # as problems; one that comes and goes stays quiet
     masters: Map[tuple[str, int], str] = Map()  # the last known master SM's GUID, by port (B6)
     first_clock: float = 0.0
+    clock_offset: float | None = None  # the node's wall clock less ours at receipt, in seconds: shown, never used
+    expected: Inventory | None = None  # what an operator confirmed that the node has
+    suspects: Map[tuple[str, str], float] = Map()  # what the plane finds and does not yet tell -> since when
 
     @property
     def address(self) -> str:

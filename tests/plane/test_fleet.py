@@ -16,7 +16,7 @@ from llmgw.plane.store.memory import MemoryStore
 from llmgw.plane.world import Settings, Stage, Want
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.control import ControlMessage, DrainShard, Pace, Provision, StartShard, StopShard
-from llmgw.wire.facts import EngineInstall, NodeId, ReplicaId, ShardId, ShardState
+from llmgw.wire.facts import EngineInstall, Grade, NodeId, ReplicaId, ShardId, ShardState
 from tests.plane.worlds import CLOCK, register, status
 
 Clock = trio.testing.MockClock
@@ -43,6 +43,7 @@ class Agent:
     told: list[ControlMessage] = attrs.field(factory=list)
     silent: bool = False
     deaf: bool = False
+    gpus: int = 0
 
     @property
     def id(self) -> NodeId:
@@ -56,7 +57,7 @@ class Agent:
 
     def register(self) -> Register:
         shards = [status(shard, generation, state) for shard, (generation, state) in sorted(self.runs.items())]
-        return register(self.name, threads=2, shards=shards)
+        return register(self.name, threads=2, shards=shards, gpu=self.gpus)
 
     def say(self, message: Register | Heartbeat | ShardStatus) -> None:
         self.fleet.heard(self.id, self.stream, message)
@@ -488,6 +489,39 @@ async def test_events_are_there_after_a_restart(autojump_clock: Clock) -> None:
         assert len(before) > 3
     async with plane(store) as p:
         assert p.fleet.events.after(0)[: len(before)] == before
+
+
+async def test_a_node_with_less_than_confirmed_is_told_of_over_restarts_and_cleared(autojump_clock: Clock) -> None:
+    store = MemoryStore()
+    async with plane(store) as p:
+        agent = p.agent("n1")
+        agent.gpus = 8
+        agent.say(agent.register())
+        with pytest.raises(NotFound, match="n7"):
+            await p.fleet.expect(NodeId("n7"))
+        await p.fleet.expect(NodeId("n1"))
+        agent.gpus = 7
+        agent.say(agent.register())
+        await trio.sleep(14)
+        assert "problem-opened" not in p.kinds()
+        await trio.sleep(8)
+        assert p.kinds()[-1] == "problem-opened"
+        assert p.fleet.world.value.nodes[NodeId("n1")].problems["node", "fewer-gpus"].problem.grade is Grade.BAD
+        await trio.sleep(5)
+    async with plane(store) as p:
+        again = p.agent("n1")
+        again.gpus = 7
+        again.say(again.register())
+        await trio.sleep(40)
+        # The same problem as before, as old as it is, and in the history once.
+        open_ = p.fleet.world.value.nodes[NodeId("n1")].problems["node", "fewer-gpus"]
+        assert trio.current_time() - open_.first_at > 50
+        assert p.kinds().count("problem-opened") == 1
+        again.gpus = 8
+        again.say(again.register())
+        await trio.sleep(75)
+        assert p.kinds()[-1] == "problem-cleared"
+        assert not p.fleet.world.value.nodes[NodeId("n1")].problems
 
 
 async def test_a_cloned_identity_is_one_event_with_both_addresses(autojump_clock: Clock) -> None:

@@ -23,6 +23,7 @@ from llmgw.wire.facts import (
     GpuLoad,
     GpuProcess,
     HostLoad,
+    Imex,
     InstallState,
     NodeId,
     Port,
@@ -150,7 +151,40 @@ def test_fabrics_imex_and_memory_are_refreshed_by_heartbeats() -> None:
     assert [gpu.fabric for gpu in node.facts.gpus] == [fabric, None]
     assert node.facts.host.memory_bytes == GIB
     assert kinds(events) == ["node-changed"]
-    assert "nvlink: none -> c.7; memory: 64.0 GiB -> 1.0 GiB" in events[0].text
+    assert "nvlink: none -> c.7 (1 GPU); memory: 64.0 GiB -> 1.0 GiB" in events[0].text
+
+
+def test_one_gpu_that_leaves_the_nvlink_domain_is_an_event() -> None:
+    fabric = GpuFabric(state="completed", cluster_uuid="c", clique=7)
+    both = {"GPU-n1-0": fabric, "GPU-n1-1": fabric}
+    _, _, before = say(world(register("n1", gpu=2)), Heartbeat(gpu_fabrics=both))
+    left = {**both, "GPU-n1-1": replace(fabric, state="in-progress")}
+    _, events, _ = say(before, Heartbeat(gpu_fabrics=left))
+    assert [event.text for event in events] == ["n1 changed: nvlink: c.7 (2 GPUs) -> c.7 (1 GPU)"]
+    assert events[0].data["node"] == "n1"
+
+
+def test_every_change_of_imex_is_an_event() -> None:
+    up = Imex(state="UP", nodes=(("10.0.0.1", "READY"), ("10.0.0.2", "READY")), channels=2048)
+    _, events, before = say(world(register("n1")), Heartbeat(imex=up))
+    assert [event.text for event in events] == ["n1 changed: imex: none -> UP, 2 nodes, 2048 channels"]
+    assert say(before, Heartbeat(imex=up))[1] == ()
+    degraded = replace(up, state="DEGRADED", disconnected=("10.0.0.2",), mismatch=("10.0.0.3",))
+    _, events, before = say(before, Heartbeat(imex=degraded))
+    assert [event.text for event in events] == [
+        "n1 changed: imex: UP, 2 nodes, 2048 channels -> DEGRADED, 2 nodes, 2048 channels, "
+        "not connected to 10.0.0.2, differs from 10.0.0.3"
+    ]
+    _, events, _ = say(before, register("n1"))
+    assert "-> none" in events[0].text
+
+
+def test_how_far_a_nodes_clock_is_off_is_shown_and_decides_nothing() -> None:
+    before = world(register("n1"))
+    ahead, events, after = say(before, Heartbeat(load=HostLoad(clock=CLOCK + 5.0 + 3600.0)))
+    assert (ahead.clock_offset, events, after.version) == (3600.0, (), before.version)
+    silent, _, _ = say(after, Heartbeat(load=HostLoad()), 6.0)
+    assert silent.clock_offset == 3600.0
 
 
 def test_engines_and_provision_states_are_one_line_with_before_and_after() -> None:

@@ -251,6 +251,43 @@ def test_too_small_a_gpu_is_named_by_its_memory() -> None:
     assert one(unknown, want(gpus=1, gpu_memory=GIB)) == ("gpu-memory", "unknown", "1.0 GiB")
 
 
+@pytest.mark.parametrize("code", ["driver-stalled", "driver-mismatch", "driver-absent", "fewer-gpus", "xid-119"])
+def test_a_bad_problem_with_a_nodes_gpus_keeps_only_shards_with_gpus_away(code: str) -> None:
+    sick = Problem(subject="node", code=code, grade=Grade.BAD, text="hangs")
+    here = hear(world(register("n1", gpu=1)), "n1", Heartbeat(problems=(sick,)))
+    assert one(here, want(gpus=1)) == ("node-health", f"{code}: hangs", "no bad problem")
+    assert chosen(here, want(threads=1)).node == "n1"
+
+
+def test_a_full_disk_keeps_away_what_needs_it() -> None:
+    def full(purpose: str) -> World:
+        sick = Problem(subject="node", code=f"disk-full-{purpose}", grade=Grade.BAD, text="full")
+        kept = replace(register("n1"), weights=(Weights(source="hf://org/there", complete=True),))
+        return hear(world(kept), "n1", Heartbeat(problems=(sick,)))
+
+    assert one(full("weights"), want(source="hf://org/new"))[0] == "node-health"
+    assert chosen(full("weights"), want(source="hf://org/there")).node == "n1"
+    assert chosen(full("weights"), want(source="/models/tiny.gguf")).node == "n1"
+    # An engine's record and log are written before it starts.
+    assert one(full("state"), want(source="/models/tiny.gguf"))[0] == "node-health"
+
+
+def test_memory_of_processes_that_cannot_be_told_apart_is_counted_once() -> None:
+    here = world(register("n1", gpu=2), models=[want(gpus=1, gpu_memory=40 * GIB)])
+    here, _ = settle(here)
+    (shard,) = here.shards.values()
+    (held,) = shard.spec.gpus
+    (free,) = {"GPU-n1-0", "GPU-n1-1"} - {held}
+    beat = Heartbeat(
+        gpus=(GpuLoad(held, 50 * GIB), GpuLoad(free, 50 * GIB)),
+        gpu_processes=(GpuProcess(held, 7, "", 50 * GIB, "?"), GpuProcess(free, 8, "", 50 * GIB, "?")),
+    )
+    units = {unit.uuid: unit for unit in room(hear(here, "n1", beat).nodes[NodeId("n1")], [shard], 10.0).units}
+    # Beside our shard it may be the shard's own; on a GPU that we do not use, what is measured is taken.
+    assert units[held].foreign_bytes == 0
+    assert units[free].foreign_bytes == 50 * GIB
+
+
 def test_memory_of_foreign_processes_is_not_offered() -> None:
     here = world(register("n1", gpu=1))
     busy = hear(here, "n1", Heartbeat(gpu_processes=(GpuProcess("GPU-n1-0", 7, "python", 50 * GIB),)), 4.0)

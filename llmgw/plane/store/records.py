@@ -1,7 +1,8 @@
 """What of the world is stored, to readable JSON and back. Pure.
 
-Only what cannot be seen again: wanted models, placements with their failures, what operators said of nodes, the
-highest generations of shards that are no more. What a node tells (status, inventory, load) is not in it.
+Only what cannot be seen again: wanted models, placements with their failures, what operators said of nodes, since
+when a problem is there, the highest generations of shards that are no more. What a node tells (status, inventory,
+load) is not in it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from immutables import Map
 from msgspec import Struct
 
 from llmgw.errors import Conflict
-from llmgw.plane.world import Ack, Failure, Model, Node, Shard, Stage, Want, World
-from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardSpec
+from llmgw.plane.world import Ack, Failure, Inventory, Model, Node, OpenProblem, Shard, Stage, Want, World
+from llmgw.wire.facts import ModelName, NodeId, Problem, ReplicaId, ShardId, ShardSpec
 
 S = TypeVar("S")
 
@@ -30,6 +31,14 @@ class AckRecord(Struct, frozen=True, omit_defaults=True):
     until_clock: float
 
 
+class ProblemRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An open problem and since when: its age goes on over a restart of the plane, and it does not open twice."""
+
+    problem: Problem
+    first_clock: float
+    by_plane: bool = False
+
+
 class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that has joined, and what operators said of it. `lost` outlives a restart, so that nobody waits for it."""
 
@@ -39,6 +48,8 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     acks: tuple[AckRecord, ...] = ()
     first_clock: float = 0.0
+    expected: Inventory | None = None
+    problems: tuple[ProblemRecord, ...] = ()
 
 
 class ShardRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,6 +79,11 @@ def node_record(node: Node) -> NodeRecord:
         labels=dict(sorted(node.labels.items())),
         acks=tuple(AckRecord(*key, until_clock=ack.until_clock) for key, ack in sorted(node.acks.items())),
         first_clock=node.first_clock,
+        expected=node.expected,
+        problems=tuple(
+            ProblemRecord(problem=open_.problem, first_clock=open_.first_clock, by_plane=open_.by_plane)
+            for _, open_ in sorted(node.problems.items())
+        ),
     )
 
 
@@ -118,7 +134,7 @@ class Stored:
         for node in world.nodes.values():
             lost = node.stage is Stage.LOST
             # Loads replace a node with every heartbeat; what is stored of it hardly ever changes.
-            mark = (node.cordoned, node.draining, lost, node.labels, node.acks)
+            mark = (node.cordoned, node.draining, lost, node.labels, node.acks, node.expected, _gist(node))
             look(NODES + node.id, node, mark, lambda node=node: node_record(node))  # type: ignore[misc]
         for shard in world.shards.values():
             look(SHARDS + shard.id, shard, _Same(shard), lambda shard=shard: shard_record(shard))  # type: ignore[misc]
@@ -135,6 +151,13 @@ class Stored:
 
     def loaded(self, values: Mapping[str, bytes]) -> None:
         self._bytes.update(values)
+
+
+def _gist(node: Node) -> frozenset[tuple[tuple[str, str], str, float]]:
+    """Which problems are open, how bad, since when: their words alone are no reason to write."""
+    if not node.problems:
+        return frozenset()
+    return frozenset((key, open_.problem.grade.value, open_.first_clock) for key, open_ in node.problems.items())
 
 
 class _Same:
@@ -176,6 +199,17 @@ def _node(id: NodeId, record: NodeRecord, now: float, clock: float) -> Node:
         for ack in record.acks
         if ack.until_clock > clock
     }
+    problems = {
+        (kept.problem.subject, kept.problem.code): OpenProblem(
+            problem=kept.problem,
+            first_at=now + kept.first_clock - clock,
+            last_at=now,
+            first_clock=kept.first_clock,
+            acknowledged_until=ack.until_at if (ack := acks.get((kept.problem.subject, kept.problem.code))) else None,
+            by_plane=kept.by_plane,
+        )
+        for kept in record.problems
+    }
     return Node(
         id=id,
         stage=Stage.LOST if record.lost else Stage.EXPECTED,
@@ -185,6 +219,8 @@ def _node(id: NodeId, record: NodeRecord, now: float, clock: float) -> Node:
         labels=Map(record.labels),
         acks=Map(acks),
         first_clock=record.first_clock,
+        expected=record.expected,
+        problems=Map(problems),
     )
 
 

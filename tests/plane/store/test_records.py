@@ -7,6 +7,7 @@ import json
 import attrs
 import pytest
 from immutables import Map
+from msgspec.structs import replace
 
 from llmgw.errors import Conflict
 from llmgw.plane import operate
@@ -14,7 +15,7 @@ from llmgw.plane.store.records import Stored, world_of
 from llmgw.plane.world import Failure, Stage, Want, World
 from llmgw.wire.agent import Heartbeat
 from llmgw.wire.facts import Grade, HostLoad, NodeId, Problem, ShardId, ShardState
-from tests.plane.worlds import CLOCK, hear, model, profile, ready, register, settle, status, world
+from tests.plane.worlds import CLOCK, fold_events, hear, model, profile, ready, register, settle, status, world
 
 N = NodeId("n1")
 
@@ -49,6 +50,35 @@ def test_what_is_stored_comes_back() -> None:
         kept = attrs.evolve(shard, status=None, status_at=None, ready_at=None, not_before=None, want_at=None)
         assert again.shards[id] == kept
     assert again.shards[ShardId("tiny-0-0")].first_failure == Failure(1, CLOCK + 5.0, 3, "", "no memory", ("x",))
+
+
+def test_problems_and_what_was_confirmed_outlive_a_restart_and_do_not_open_twice() -> None:
+    here = a_world()
+    here = operate.expect(here, N, True, 6.0, CLOCK + 6.0)[0]
+    again = world_of(stored(here), 1000.0, CLOCK + 25.0)
+    node = again.nodes[N]
+    assert node.expected == here.nodes[N].expected
+    assert node.expected is not None
+    assert node.expected.clock == CLOCK + 6.0
+    open_ = node.problems["node", "c"]
+    assert (open_.problem.text, open_.first_clock, open_.first_at) == ("t", CLOCK + 5.0, 980.0)
+    assert open_.acknowledged_until == 1080.0
+    told = Problem(subject="node", code="c", grade=Grade.BAD, text="t")
+    back, events = fold_events(again, "n1", replace(register("n1", gpu=2), problems=(told,)), 1001.0)
+    assert [event.kind for event in events if event.kind.startswith("problem")] == []
+    assert back.nodes[N].problems["node", "c"].first_at == 980.0
+
+
+def test_words_of_a_problem_that_change_are_not_written() -> None:
+    def saying(words: str, grade: Grade = Grade.BAD) -> Heartbeat:
+        return Heartbeat(problems=(Problem(subject="node", code="c", grade=grade, text=words),))
+
+    here, kept = a_world(), Stored()
+    puts, deletes, seen = kept.difference(here)
+    kept.written(puts, deletes, seen)
+    assert kept.difference(hear(here, "n1", saying("81 C"), 6.0))[0] == {}
+    assert list(kept.difference(hear(here, "n1", saying("t", Grade.WARN), 6.0))[0]) == ["nodes/n1"]
+    assert list(kept.difference(hear(here, "n1", Heartbeat(problems=()), 6.0))[0]) == ["nodes/n1"]
 
 
 def test_a_lost_node_stays_lost_over_a_restart() -> None:
