@@ -115,6 +115,9 @@ class Listener:
         if self.context is None:
             await self._welcome(socket, None, address)
             return
+        with trio.fail_after(HANDSHAKE_WITHIN):
+            # Whoever connects and says nothing (a health check, a scanner) must not hold one of the places.
+            await trio.lowlevel.wait_readable(socket.socket)
         secure = TlsStream(socket, self.context(), server_side=True)
         try:
             async with self._handshakes:
@@ -153,10 +156,12 @@ class Listener:
         return standing.epoch
 
     async def _agent(self, frames: Frames, peer: Peer | None, address: str) -> None:
-        epoch = self._led()
-        if self.context is not None:
-            self._verified(peer)
+        self._led()
+        self._verified(peer)
         register = await first_register(frames, self.timing.register_within)
+        # Again: leadership and a certificate may both have been taken away while the Register was awaited.
+        epoch = self._led()
+        self._verified(peer)
         if peer is not None and peer.name != register.node:
             log.warning("identity mismatch", certificate=peer.name, register=register.node, address=address)
             raise refusal(
@@ -173,6 +178,8 @@ class Listener:
         await self._stream(frames, register, peer, address, epoch)
 
     def _verified(self, peer: Peer | None) -> None:
+        if self.context is None:
+            return
         if peer is None:
             raise refusal("identity", "no certificate was presented: join first (`llmgw-node join`)", retry_after=30)
         if peer.role != "node":
@@ -190,10 +197,9 @@ class Listener:
 
         with self.hub.attached(stream):
             # In this order (A7): the acknowledgement, what to install, what to stop.
-            stream.tell(Registered(plane=self.name, version=__version__, epoch=epoch, heartbeat=self.heartbeat()))
+            stream.greet(Registered(plane=self.name, version=__version__, epoch=epoch, heartbeat=self.heartbeat()))
             self.fleet.heard(stream.node, stream.number, register)
-            for command in self.fleet.greeting(stream.node):
-                stream.tell(command)
+            stream.greet(*self.fleet.greeting(stream.node))
             log.info("agent registered", node=stream.node, address=address, version=stream.version)
             goodbye = await stream.run(self.fleet, renew)
         if goodbye is not None:

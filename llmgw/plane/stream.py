@@ -15,7 +15,7 @@ import structlog
 import trio
 from msgspec import structs
 
-from llmgw.errors import AgentGone, Failed, NotKeepingUp, TimedOut, TooOld
+from llmgw.errors import AgentGone, Failed, LlmgwError, NotKeepingUp, TimedOut, TooOld, Unavailable
 from llmgw.plane.waits import StreamEnded, Waits
 from llmgw.wire.agent import (
     AgentMessage,
@@ -38,6 +38,9 @@ from llmgw.wire.stream import Closed, Frames, Joiner
 log = structlog.get_logger("llmgw.stream")
 
 R = TypeVar("R")
+
+#: Unknown kinds of frames that are told apart on one stream, and the characters of one that are kept.
+KINDS, KIND = 32, 40
 
 #: Commands that wait for one node before it counts as not keeping up (A9).
 QUEUE = 64
@@ -63,6 +66,14 @@ class Timing:
     pong_within: float = 10.0
     silent_after: float = 25.0
     write_within: float = 20.0
+
+
+@attrs.frozen
+class _Queued:
+    """A frame on its way to the writer; `request_id` 0 for what is no request. Empty: look at what was withdrawn."""
+
+    data: bytes
+    request_id: int
 
 
 class Ended(Exception):
@@ -101,10 +112,13 @@ class AgentStream:
         self._frames = frames
         self._timing = timing or Timing()
         self._waits = Waits()
-        self._outbox, self._orders = trio.open_memory_channel[bytes](QUEUE)
+        self._outbox, self._orders = trio.open_memory_channel[_Queued](QUEUE)
+        self._unsent: set[int] = set()
+        self._first: list[bytes] = []
         self._withdrawn: list[int] = []
         self._joiner = Joiner()
         self._strange: Counter[str] = Counter()
+        self._renewing = False
         self._scope = trio.CancelScope()
         self._ended: Goodbye | None = None
         self._liveness = trio.CancelScope()
@@ -115,8 +129,9 @@ class AgentStream:
         """Queue a frame. Raises NotKeepingUp when the queue is full, AgentGone when the stream is over."""
         if self._ended is not None:
             raise AgentGone(f"{self.node} has just lost its stream", remedy="try again when its agent is back")
+        request_id = command.request_id if isinstance(command, Request) else 0
         try:
-            self._outbox.send_nowait(encode(command))
+            self._outbox.send_nowait(_Queued(encode(command), request_id))
         except trio.WouldBlock:
             raise NotKeepingUp(
                 f"{self.node} is not keeping up: {QUEUE} commands wait for it",
@@ -124,6 +139,12 @@ class AgentStream:
             ) from None
         except trio.BrokenResourceError:
             raise AgentGone(f"{self.node} has just lost its stream") from None
+        if request_id:
+            self._unsent.add(request_id)
+
+    def greet(self, *commands: ControlMessage) -> None:
+        """What leaves before everything else, however much it is (A7): a node may run more than a queue holds."""
+        self._first += map(encode, commands)
 
     async def ask(
         self, request: Request[R], *, within: float, listening: Callable[[Listening], None] | None = None
@@ -170,10 +191,13 @@ class AgentStream:
             self._scope.cancel()
 
     def _withdraw(self, request_id: int) -> None:
+        if request_id in self._unsent:
+            self._unsent.remove(request_id)  # it never leaves
+            return
         # Never refused: a full queue must not keep work going that nobody waits for. It is bounded by the waits.
         self._withdrawn.append(request_id)
         try:
-            self._outbox.send_nowait(b"")
+            self._outbox.send_nowait(_Queued(b"", 0))
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             return
 
@@ -202,16 +226,25 @@ class AgentStream:
         return self._ended
 
     async def _write(self) -> None:
-        async for data in self._orders:
-            frames = [encode(Withdraw(request_id=request_id)) for request_id in self._withdrawn]
-            self._withdrawn.clear()
-            if data:
-                frames.append(data)
-            for frame in frames:
-                with trio.move_on_after(self._timing.write_within) as scope:
-                    await self._frames.send(frame)
-                if scope.cancelled_caught:
-                    raise refusal("silent", f"nothing could be sent to {self.node} for {self._timing.write_within:g} s")
+        first, self._first = self._first, []
+        for data in first:
+            await self._send(data)
+        async for queued in self._orders:
+            withdrawn, self._withdrawn = self._withdrawn, []
+            for request_id in withdrawn:
+                await self._send(encode(Withdraw(request_id=request_id)))
+            if queued.request_id:
+                if queued.request_id not in self._unsent:
+                    continue  # nobody waits for it any more
+                self._unsent.remove(queued.request_id)
+            if queued.data:
+                await self._send(queued.data)
+
+    async def _send(self, frame: bytes) -> None:
+        with trio.move_on_after(self._timing.write_within) as scope:
+            await self._frames.send(frame)
+        if scope.cancelled_caught:
+            raise refusal("silent", f"nothing could be sent to {self.node} for {self._timing.write_within:g} s")
 
     async def _stay_alive(self) -> None:
         beat = 0
@@ -231,7 +264,17 @@ class AgentStream:
             self._liveness.deadline = deadline
 
     async def _renew(self, csr: str, renew: Renewal) -> None:
-        self.tell(await renew(csr))
+        try:
+            renewed = await renew(csr)
+        except LlmgwError as error:
+            renewed = Renewed(error=str(error))
+        try:
+            self.tell(renewed)
+        except Unavailable as error:
+            # The node asks again; its stream must not end for want of an answer to this.
+            log.warning("a certificate could not be told", node=self.node, error=str(error))
+        finally:
+            self._renewing = False
 
     async def _read(self, ear: Ear, renew: Callable[[str], None]) -> None:
         with self._liveness as silence:
@@ -260,9 +303,12 @@ class AgentStream:
             log.warning("frame refused", node=self.node, address=self.address, error=str(error), bytes=len(data))
             raise refusal("protocol", f"a frame that cannot be read: {error}") from None
         if isinstance(message, Unknown):
-            self._strange[message.tag] += 1
-            if self._strange[message.tag] == 1:
-                log.info("frames of an unknown kind are ignored", node=self.node, kind=message.tag)
+            kind = message.tag[:KIND]
+            # A peer that makes up kinds without end is not remembered, nor logged, without end.
+            if kind in self._strange or len(self._strange) < KINDS:
+                self._strange[kind] += 1
+                if self._strange[kind] == 1:
+                    log.info("frames of an unknown kind are ignored", node=self.node, kind=kind)
             return None
         return message
 
@@ -284,7 +330,11 @@ class AgentStream:
             case Listening():
                 self._waits.listens(message)
             case Renew():
-                renew(message.csr)
+                if self._renewing:
+                    log.warning("asked for a certificate while one is being made", node=self.node)
+                else:
+                    self._renewing = True
+                    renew(message.csr)
             case Join():
                 raise refusal("protocol", "this node has joined already")
             case Part():

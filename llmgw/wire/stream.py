@@ -18,6 +18,10 @@ from llmgw.wire.codec import MOST_BYTES, PART_BYTES, Broken, encode
 REASON_BYTES = 123
 
 
+#: Frames that may be on their way in parts at one time, and parts of one: empty ones cost memory, too.
+MOST_SERIES, MOST_PIECES = 256, 65_536
+
+
 class Closed(Exception):
     """The stream ended: by the peer with a code and a reason, or because the connection broke (code 1006)."""
 
@@ -107,6 +111,8 @@ class Joiner:
         self._bytes += len(data)
         if self._bytes > self._most:
             raise Broken(f"frames in parts of more than {self._most >> 20} MiB")
+        if len(self._open) > MOST_SERIES or len(pieces) > MOST_PIECES:
+            raise Broken(f"more than {MOST_SERIES} frames in parts at a time, or more than {MOST_PIECES} parts of one")
         if not last:
             return None
         del self._open[series]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import attrs
@@ -17,7 +17,7 @@ from llmgw import pki, tls
 from llmgw.cell import Cell
 from llmgw.node.link import Address, CannotDial, dial
 from llmgw.plane.agents import Hub
-from llmgw.plane.listen import MESSAGE_BYTES, Leading, Listener, Standby
+from llmgw.plane.listen import HANDSHAKES, MESSAGE_BYTES, Leading, Listener, Standby
 from llmgw.plane.stream import Timing
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.codec import Unknown, control_codec, encode
@@ -194,6 +194,30 @@ async def test_each_refusal_says_why(tmp_path: Path, case: Case, code: str, clos
         assert closed.code == close
         assert words in goodbye.reason[:123] or closed.reason in goodbye.reason
         assert plane.fleet.registered == []
+
+
+async def test_what_is_taken_away_while_the_register_is_awaited_counts(tmp_path: Path) -> None:
+    async with running(tmp_path) as plane:
+        identity = plane.identity("n1")
+        for take_away, code in ((revoked, "revoked"), (standby, "not-leader")):
+            plane.certificates.revoked.clear()
+            async with dial(plane.address, plane.context(identity)) as frames:
+                take_away(plane)
+                await frames.send(encode(register()))
+                goodbye = await hear(frames)
+                assert isinstance(goodbye, Goodbye)
+                assert goodbye.code == code
+        assert plane.fleet.registered == []
+
+
+async def test_connections_that_say_nothing_keep_no_agent_waiting(tmp_path: Path) -> None:
+    async with running(tmp_path) as plane, AsyncExitStack() as idle:
+        for _ in range(HANDSHAKES + 10):
+            await idle.enter_async_context(await trio.open_tcp_stream("127.0.0.1", plane.address.port))
+        with trio.fail_after(5):
+            async with dial(plane.address, plane.context(plane.identity("n1"))) as frames:
+                await frames.send(encode(register()))
+                assert isinstance(await hear(frames), Registered)
 
 
 async def test_silence_instead_of_a_register_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from llmgw.errors import AgentGone, Failed, NotKeepingUp, TimedOut, TooOld
 from llmgw.plane.agents import Hub
-from llmgw.plane.stream import AgentStream, Ended, first_register, usable_id
+from llmgw.plane.stream import KINDS, QUEUE, AgentStream, Ended, first_register, usable_id
 from llmgw.wire.agent import (
     AgentMessage,
     Heartbeat,
@@ -25,7 +25,7 @@ from llmgw.wire.agent import (
     ShardStatus,
     Working,
 )
-from llmgw.wire.codec import MOST_BYTES_STRANGER, Unknown, control_codec, encode
+from llmgw.wire.codec import MOST_BYTES_STRANGER, Broken, Unknown, control_codec, encode
 from llmgw.wire.control import (
     BandwidthReply,
     BandwidthServe,
@@ -36,10 +36,11 @@ from llmgw.wire.control import (
     LogsRequest,
     Pace,
     Renewed,
+    StopShard,
     Withdraw,
 )
-from llmgw.wire.facts import NodeId
-from llmgw.wire.stream import Closed, parts
+from llmgw.wire.facts import NodeId, ShardId
+from llmgw.wire.stream import MOST_SERIES, Closed, Joiner, parts
 from tests.fakes.frames import MemoryFrames, pair
 
 Heard = tuple[NodeId, int, Register | Heartbeat | ShardStatus]
@@ -194,6 +195,40 @@ async def test_an_asker_that_goes_away_withdraws_the_request() -> None:
             number = await asked(agent)
             nursery.cancel_scope.cancel()
         assert await hear(agent) == Withdraw(request_id=number)
+
+
+async def test_a_request_that_nobody_waits_for_any_more_never_leaves_the_queue() -> None:
+    bench = Bench()
+    ours, agent = pair(room=0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.carry, bench.hub.number(), ours)
+        await trio.testing.wait_all_tasks_blocked()
+        bench.hub.tell(NodeId("n1"), Pace(heartbeat=1.0))
+        await trio.testing.wait_all_tasks_blocked()  # the writer waits for the agent to take it
+        with trio.CancelScope() as asking:
+            async with trio.open_nursery() as askers:
+                askers.start_soon(lambda: bench.hub.ask(NodeId("n1"), LogsRequest(), within=10))
+                await trio.testing.wait_all_tasks_blocked()
+                asking.cancel()
+        bench.hub.tell(NodeId("n1"), Pace(heartbeat=2.0))
+        assert await hear(agent) == Pace(heartbeat=1.0)
+        assert await hear(agent) == Pace(heartbeat=2.0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_greeting_longer_than_the_queue_is_told_whole_and_first() -> None:
+    bench = Bench()
+    ours, agent = pair()
+    stream = AgentStream(ours, Register(node=NodeId("n1"), version="0.1.0"), number=1, address="10.0.0.1")
+    stops = [StopShard(shard=ShardId(f"m-{n}-0"), generation=1) for n in range(3 * QUEUE)]
+    async with trio.open_nursery() as nursery:
+        with bench.hub.attached(stream):
+            bench.hub.tell(NodeId("n1"), Pace(heartbeat=1.0))
+            stream.greet(*stops)
+            nursery.start_soon(stream.run, bench.ears, renewal)
+            assert [await hear(agent) for _ in stops] == stops
+            assert await hear(agent) == Pace(heartbeat=1.0)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_missing_feature_is_refused_at_once_with_the_agents_version() -> None:
@@ -354,6 +389,41 @@ async def test_a_certificate_is_renewed_on_the_same_stream() -> None:
         await say(agent, Renew(csr="mine"))
         assert await hear(agent) == Renewed(certificate="signed mine")
         assert not bench.goodbyes
+
+
+async def test_a_renewal_that_fails_is_answered_and_ends_no_stream() -> None:
+    bench = Bench()
+
+    async def renewal_of_a_sick_store(csr: str) -> Renewed:
+        await trio.lowlevel.checkpoint()
+        raise Failed("the store cannot be written")
+
+    ours, agent = pair()
+    stream = AgentStream(ours, Register(node=NodeId("n1"), version="0.1.0"), number=1, address="10.0.0.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run, bench.ears, renewal_of_a_sick_store)
+        for _ in range(2):
+            await say(agent, Renew(csr="mine"))
+            assert await hear(agent) == Renewed(error="the store cannot be written")
+        nursery.cancel_scope.cancel()
+
+
+async def test_kinds_that_are_made_up_without_end_are_not_remembered_without_end() -> None:
+    bench = Bench()
+    async with bench.open() as agent:
+        stream = bench.hub._stream(NodeId("n1"))
+        for n in range(10 * KINDS):
+            await agent.send(encode({"type": f"{n}" * 1000}))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(stream._strange) == KINDS
+
+
+def test_frames_begun_in_parts_and_never_ended_are_bounded() -> None:
+    joiner = Joiner()
+    for series in range(MOST_SERIES):
+        joiner.add(series, b"", False)
+    with pytest.raises(Broken, match="frames in parts at a time"):
+        joiner.add(MOST_SERIES, b"", False)
 
 
 async def test_silence_instead_of_a_register_is_refused(autojump_clock: MockClock) -> None:
