@@ -167,3 +167,10 @@ def test_help_does_not_wait_for_what_only_running_needs() -> None:
     code = "import sys; from llmgw.cli import plane; plane(['--help']); sys.exit('trio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
     assert done.returncode == 0
+
+
+def test_a_machine_is_examined_without_a_plane(tmp_path: Path) -> None:
+    done = program("node", "doctor", "--dir", tmp_path, "--only", "agent.ports", "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"check": "agent.ports"' in done.stdout
+    assert "agent.identity" in program("node", "doctor", "--list").stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from llmgw import __version__
+from llmgw.node.doctor.command import doctor
 
 _config = click.option("--config", type=click.Path(path_type=Path), help="node.toml; else /etc/llmgw, else --dir.")
 _directory = click.option(
@@ -92,3 +93,6 @@ def run(config: Path | None, directory: Path | None) -> None:
     if settings.insecure:
         log.shout("INSECURE MODE: no certificates; whoever reaches this machine's loopback steers this node")
     trio.run(run_agent, settings)
+
+
+node.add_command(doctor)

@@ -19,6 +19,7 @@ from msgspec import structs
 from llmgw import __version__, log
 from llmgw.errors import BadInput
 from llmgw.node.answers import Answers, Say, features
+from llmgw.node.doctor.run import doctor
 from llmgw.node.engines.installed import Installed
 from llmgw.node.engines.llamacpp import LlamaCpp
 from llmgw.node.engines.sglang import Sglang
@@ -36,6 +37,8 @@ from llmgw.node.stream import Beats, Duties, PlaneStream
 from llmgw.node.survey import Survey
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import (
+    DoctorReply,
+    DoctorRequest,
     DrainShard,
     FetchWeights,
     Goodbye,
@@ -223,6 +226,9 @@ def assemble(settings: NodeSettings) -> Node:
     async def answer_logs(request: LogsRequest, _say: Say) -> LogsReply:
         return await logs.answer(request)
 
+    async def answer_doctor(request: DoctorRequest, _say: Say) -> DoctorReply:
+        return await doctor(settings, request.only)
+
     return Node(
         settings=settings,
         name=identity.node if identity is not None else settings.name(),
@@ -234,6 +240,6 @@ def assemble(settings: NodeSettings) -> Node:
         epoch=Epoch.load(directory / "epoch"),
         perftest=perftest,
         managers=managers,
-        answers={LogsRequest: answer_logs, **perftest.answers, **scanner.answers},
+        answers={LogsRequest: answer_logs, DoctorRequest: answer_doctor, **perftest.answers, **scanner.answers},
         newest=newest,
     )
