@@ -45,13 +45,22 @@ ensure_venv() {
     }
     "$python" -c 'import venv, ensurepip' 2>/dev/null || need_debian python3-venv || exit 1
     stamp="$venv/.llmgw-$(cat "$root/pyproject.toml" "$root/scripts/constraints.txt" | sha256sum | cut -c1-16)-$extras"
+    # The OpenMP library that the CPU build of llama.cpp is linked with.
+    case ",$extras," in *,engine,*) need_debian libgomp1 || exit 1 ;; esac
     [ -e "$stamp" ] && return 0
     if [ ! -x "$venv/bin/python" ]; then
         say "making a virtual environment in ${venv#"$root"/}"
         "$python" -m venv "$venv"
     fi
     say "installing llmgw and what it needs (a minute or two the first time)"
-    "$venv/bin/pip" install -q --upgrade pip 2>/dev/null || true
-    "$venv/bin/pip" install -q -c "$root/scripts/constraints.txt" -e "$root[$extras]" 2> >(grep -v '^WARNING' >&2)
+    local log
+    log=$(mktemp)
+    "$venv/bin/pip" install -q --upgrade pip >"$log" 2>&1 || true
+    if ! "$venv/bin/pip" install -q -c "$root/scripts/constraints.txt" -e "$root[$extras]" >"$log" 2>&1; then
+        cat "$log" >&2
+        say "the installation failed; what pip said stands above"
+        exit 1
+    fi
+    rm -f "$log"
     touch "$stamp"
 }

@@ -16,10 +16,19 @@ PORT_IN_USE = Row.of(
     "give the agent a range of ports that nothing else uses",
 )
 
+#: Of the dynamic loader and of Python: the program is there, a library of the system's is not.
+MISSING_LIBRARY = Row.of(
+    "missing-library",
+    r"error while loading shared libraries:|ImportError: lib\S+\.so\S*: cannot open shared object file",
+    "a shared library that the engine needs is not on this machine",
+    "install the package it belongs to, as the line names it (libgomp.so.1 is libgomp1 on Debian and Ubuntu)",
+)
+
 _MORE_MEMORY = "use more or larger GPUs, a smaller context, or a quantised model"
 
 #: Of PyTorch, CUDA, NCCL and gloo, so of vLLM and SGLang alike.
 TORCH = (
+    MISSING_LIBRARY,
     PORT_IN_USE,
     Row.of(
         "out-of-memory",
@@ -210,6 +219,7 @@ SGLANG = (
 )
 
 LLAMACPP = (
+    MISSING_LIBRARY,
     PORT_IN_USE,
     Row.of(
         "bad-argument",

@@ -77,6 +77,11 @@ def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: li
         ([], Ended(signal=9), "killed"),
         ([], Ended(signal=9, oom_kills=1), "out-of-memory"),
         ([], Ended(exit_code=127), "engine-missing"),
+        (
+            ["llama-server: error while loading shared libraries: libgomp.so.1: cannot open shared object file"],
+            Ended(exit_code=127),
+            "missing-library",
+        ),
         ([], Ended(exit_code=0), "ended"),
     ],
 )
