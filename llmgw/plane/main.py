@@ -236,7 +236,7 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
         administrator=plane.administrator,
         traffic=lambda: Traffic(in_flight=plane.in_flight.all()),
         name=settings.name,
-        bandwidth=Desk(plane.hub, plane.store, plane.fleet.world, plane.in_flight.all),
+        bandwidth=Desk(plane.hub, plane.store, plane.fleet.world, plane.in_flight.all, maps=plane.fabrics),
         fabrics=FabricDesk(plane.fabrics, lambda: plane.fleet.world.value),
     )
     nursery.start_soon(plane.fleet.run, plane.hub)
