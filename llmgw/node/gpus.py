@@ -28,6 +28,8 @@ WHOLE_PERIOD = 60.0
 ABSENT_AGAIN, REFUSED_AGAIN = 300.0, 60.0
 #: Seconds until a GPU at which the driver hung is asked again.
 HUNG_AGAIN = 600.0
+#: Seconds that somebody who wants to know now waits for the driver.
+FRESH_WITHIN = 3.0
 #: After a process died or hung: a spread that grows, so that a sick driver is not hammered.
 AGAIN = Backoff(base=2.0, cap=60.0, stable=300.0)
 #: The kernel's number of the first PID namespace (include/linux/proc_ns.h).
@@ -87,6 +89,7 @@ class Gpus:
         #: Set once there is an answer, or a reason why there is none.
         self.asked = trio.Event()
         self._present: tuple[inventory.PciGpu, ...] = ()
+        self._sooner = trio.Event()
         self._skip: dict[int, float] = {}  # index of a GPU at which the driver hung -> when to try it again
 
     async def run(self) -> None:
@@ -118,9 +121,20 @@ class Gpus:
                         whole_at = began if whole or seen.gpus is not None else whole_at
                         pause = max(0.0, self._where.period - (time.monotonic() - began))
                 self.asked.set()
-                await trio.sleep(pause)
+                with trio.move_on_after(pause):
+                    await self._sooner.wait()
+                self._sooner = trio.Event()
         finally:
             await self.probe.aclose()
+
+    async def fresh(self, within: float = FRESH_WITHIN) -> GpuView:
+        """What the driver says next, asked now; the last that it said when it does not answer in time."""
+        with trio.move_on_after(within):
+            version = self.view.version
+            self._sooner.set()
+            view, _ = await self.view.next(version)
+            return view
+        return self.view.value
 
     def _sets_aside(self, unanswered: Unanswered) -> bool:
         """One GPU may hang while the others live: go on without it, and come back to it now and then."""

@@ -106,6 +106,7 @@ class Node:
             obey=self.epoch.obey,
             renewals=partial(renewals, self.identity) if self.identity is not None else None,
             answers=self.answers,
+            news=self._news,
         )
 
     async def register(self) -> Register:
@@ -133,6 +134,9 @@ class Node:
 
     def _hardware(self) -> AsyncIterator[int]:
         return self.survey.changed.values()
+
+    def _news(self) -> AsyncIterator[int]:
+        return self.survey.news.values()
 
     def command(self, order: StartShard | StopShard | DrainShard | Provision | FetchWeights) -> None:
         match order:
@@ -203,16 +207,22 @@ def assemble(settings: NodeSettings) -> Node:
     commands = {name: engine.command for name, engine in settings.engines.items()}
     installed = Installed([LlamaCpp(), Vllm(), Sglang()], commands=commands, state=directory)
     newest = [Register(node=NodeId(""), version="")]
+    survey = Survey(settings.view, lambda: shards.pids())
+
+    def facts() -> Register:
+        """What was told last, with the hardware as it is now: a shard is checked against this before it starts."""
+        now = survey.snapshot_of_facts()
+        return structs.replace(newest[0], host=now.host, gpu_driver=now.driver, gpus=now.gpus, ports=now.ports)
+
     shards = Shards(
         directory,
         installed=installed,
         logs=logs,
-        facts=lambda: newest[0],
+        facts=facts,
         ports=range(settings.engine_ports.first, settings.engine_ports.last + 1),
         listen=settings.address or "0.0.0.0",
+        holders=survey.holders,
     )
-    survey = Survey(settings.view, shards.pids)
-
     perftest = Perftest(
         install=settings.install,
         busy=lambda: tuple(status.shard for status in shards.statuses() if status.state.alive),

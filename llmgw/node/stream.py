@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import attrs
@@ -52,6 +52,7 @@ class Changes(Protocol):
     """Shard states as they change, from when the block around them began."""
 
     def __aiter__(self) -> AsyncIterator[ShardStatus]: ...
+    def receive_nowait(self) -> ShardStatus: ...
 
 
 @attrs.frozen
@@ -76,6 +77,17 @@ class Duties:
     obey: Callable[[Registered], None]  # raises Outdated for a plane of an older epoch
     renewals: Callable[[Callable[[Renew], None], trio.MemoryReceiveChannel[Renewed]], Awaitable[None]] | None
     answers: Answers
+    news: Callable[[], AsyncIterator[int]] | None = (
+        None  # yields once now, then when a heartbeat is worth an early send
+    )
+
+
+#: News make heartbeats early, and not more than one in so many seconds.
+NEWS_EVERY = 1.0
+
+
+#: Unknown kinds of frames that are told apart on one stream.
+KINDS = 32
 
 
 class Over(Exception):
@@ -104,7 +116,7 @@ class PlaneStream:
         self._period = 5.0
         self._beats: Beats
         self._packer = Packer()
-        self._pace_changed = trio.Event()
+        self._early = trio.Event()
 
     async def run(self) -> Goodbye:
         """Carry the stream; the plane's last words, or a Goodbye of our own making that says how it broke."""
@@ -121,13 +133,20 @@ class PlaneStream:
             over.append(Goodbye(code="closed", reason=str(error)))
         except* Outdated as error_group:
             over.append(Goodbye(code="not-leader", reason=str(_flat(error_group)[0]), retry_after=5.0))
+        except* Exception as failures:
+            # The edge of a stream: its failure must not end the agent, and engines with it unwatched.
+            log.exception("the stream failed", exc_info=failures)
+            words = str(_flat(failures)[0])
+            over.append(Goodbye(code="failed", reason=f"the agent itself failed: {words}; its log says more"))
         return over[0] if over else Goodbye(code="closed", reason="the stream ended")
 
     async def _live(self, nursery: trio.Nursery, changes: Changes) -> None:
         whole = await self._duties.register()
+        with suppress(trio.WouldBlock):
+            while True:  # older than the Register: told behind it they would take a shard back to what it was
+                changes.receive_nowait()
         register, later = lean(whole)
-        await self._frames.send(encode(register))
-        await self._registered()
+        await self._registered(encode(register))
         if later is not None:
             self._outbox.put(later)
         self._beats = self._duties.beats(whole)
@@ -136,19 +155,22 @@ class PlaneStream:
         nursery.start_soon(self._report, changes)
         nursery.start_soon(self._beat)
         nursery.start_soon(self._follow_hardware)
+        if self._duties.news is not None:
+            nursery.start_soon(self._follow_news, self._duties.news())
         renewed, receive = trio.open_memory_channel[Renewed](4)
         if self._duties.renewals is not None:
             nursery.start_soon(self._duties.renewals, self._outbox.put, receive)
         await self._read(nursery, renewed)
 
-    async def _registered(self) -> None:
-        """Wait for the acknowledgement; a refusal is a Goodbye in its place (A2-A4)."""
+    async def _registered(self, register: bytes) -> None:
+        """Say it and wait for the acknowledgement; a refusal is a Goodbye in its place (A2-A4)."""
         with trio.move_on_after(self._timing.registered_within) as scope:
+            await self._frames.send(register)
             while True:
                 match self._decode(await self._frames.receive()):
                     case Registered() as registered:
                         self._duties.obey(registered)
-                        self._period = registered.heartbeat
+                        self._pace(registered.heartbeat)
                         log.info("registered", plane=registered.plane, version=registered.version)
                         return
                     case Goodbye() as goodbye:
@@ -184,8 +206,18 @@ class PlaneStream:
     async def _beat(self) -> None:
         while True:
             with trio.move_on_after(self._period):
-                await self._pace_changed.wait()  # a new pace counts from now
+                await self._early.wait()
             self._outbox.put(self._packer.pack(await self._beats.next()))
+
+    def _beat_now(self) -> None:
+        early, self._early = self._early, trio.Event()
+        early.set()
+
+    async def _follow_news(self, news: AsyncIterator[int]) -> None:
+        await anext(news)
+        async for _ in news:
+            self._beat_now()
+            await trio.sleep(NEWS_EVERY)
 
     async def _follow_hardware(self) -> None:
         hardware = self._duties.hardware()
@@ -214,10 +246,10 @@ class PlaneStream:
             raise Over(
                 Goodbye(code="protocol", reason=f"the plane sent a frame that cannot be read: {error}")
             ) from None
-        if isinstance(message, Unknown):
+        if isinstance(message, Unknown) and (message.tag in self._strange or len(self._strange) < KINDS):
             self._strange[message.tag] += 1
             if self._strange[message.tag] == 1:
-                log.info("frames of an unknown kind are ignored", kind=message.tag)
+                log.info("frames of an unknown kind are ignored", kind=message.tag[:40])
         return message
 
     def _take(self, message: object, nursery: trio.Nursery, renewed: trio.MemorySendChannel[Renewed]) -> None:
@@ -246,10 +278,9 @@ class PlaneStream:
                 log.warning("a frame without meaning here was ignored", kind=type(message).__name__)
 
     def _pace(self, period: float) -> None:
-        if period > 0:
+        if 0 < period < float("inf"):
             self._period = period
-            changed, self._pace_changed = self._pace_changed, trio.Event()
-            changed.set()
+            self._beat_now()  # a new pace counts from now
 
     async def _answer(self, request: Request[Any]) -> None:
         def say(word: Working | Listening) -> None:

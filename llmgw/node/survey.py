@@ -66,6 +66,7 @@ class Survey:
         self._host_since: float | None = None  # when the reading that is still out began
         self._reading = trio.CapacityLimiter(1)
         self._imex: Imex | None = None
+        self._imex_asked = trio.Event()
         self._own_pids = own_pid_namespace(view)
         self._events: deque[KernelEvent] = deque(maxlen=MOST_EVENTS)
         self._problems: tuple[Problem, ...] = ()
@@ -90,6 +91,7 @@ class Survey:
             with trio.move_on_after(FIRST_WITHIN):
                 await self.gpus.asked.wait()
                 await self.ports.asked.wait()
+                await self._imex_asked.wait()
         self._judge()
         now = self.snapshot()
         self._lasting = _lasting(now)
@@ -128,6 +130,10 @@ class Survey:
             imex=self._imex,
             problems=self._problems,
         )
+
+    async def holders(self) -> tuple[GpuProcess, ...]:
+        """Which processes hold memory on which GPU, asked now. Nothing where process ids mean nothing here (NV10)."""
+        return (await self.gpus.fresh()).processes if self._own_pids else ()
 
     def facts(self) -> Facts:
         """What problems are judged by."""
@@ -223,6 +229,7 @@ class Survey:
     async def _watch_imex(self) -> None:
         while True:
             self._imex = await imex(self._view, own_addresses(self._known_host().interfaces))
+            self._imex_asked.set()
             self._moved.set()
             await trio.sleep(IMEX_PERIOD)
 

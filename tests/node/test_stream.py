@@ -11,6 +11,7 @@ import trio
 from msgspec import structs
 from trio.testing import MockClock
 
+from llmgw.cell import Cell
 from llmgw.errors import NotFound
 from llmgw.node.answers import Say, features
 from llmgw.node.stream import Duties, Outdated, PlaneStream, lean
@@ -58,6 +59,7 @@ class Daemon:
         self.withdrawn = trio.Event()
         self.tell_hardware, self._hardware = trio.open_memory_channel[int](10)
         self.tell_change, self._changes = trio.open_memory_channel[ShardStatus](10)
+        self.news: Cell[int] = Cell(0)
         self.goodbye: Goodbye | None = None
 
     def obey(self, registered: Registered) -> None:
@@ -103,6 +105,7 @@ class Daemon:
             obey=self.obey,
             renewals=None,
             answers={LogsRequest: self.logs, DoctorRequest: self.doctor},
+            news=self.news.values,
         )
 
     async def carry(self, frames: MemoryFrames) -> None:
@@ -150,6 +153,24 @@ async def test_heartbeats_follow_the_acknowledgement_at_the_planes_pace(autojump
         assert trio.current_time() - began == pytest.approx(0.0)
         assert isinstance(await hear(plane), Heartbeat)
         assert trio.current_time() - began == pytest.approx(1.0)
+
+
+async def test_news_bring_the_next_heartbeat_forward_and_not_more_than_once_a_second(autojump_clock: MockClock) -> None:
+    daemon = Daemon()
+    async with daemon.open() as plane:
+        assert isinstance(await hear(plane), Heartbeat)
+        await trio.sleep(2.0)
+        began = trio.current_time()
+        for count in (1, 2, 3):
+            daemon.news.set(count)
+            await trio.testing.wait_all_tasks_blocked()
+        assert isinstance(await hear(plane), Heartbeat)
+        assert trio.current_time() - began == pytest.approx(0.0)
+        # What came meanwhile is told together, and the usual pace goes on from there.
+        assert isinstance(await hear(plane), Heartbeat)
+        assert trio.current_time() - began == pytest.approx(1.0)
+        assert isinstance(await hear(plane), Heartbeat)
+        assert trio.current_time() - began == pytest.approx(6.0)
 
 
 async def test_a_refusals_words_are_what_the_agent_logs() -> None:
