@@ -134,19 +134,23 @@ class Listener:
     async def _welcome(self, stream: trio.abc.Stream, peer: Peer | None, address: str) -> None:
         limit = MESSAGE_BYTES if peer is not None or self.context is None else MOST_BYTES_STRANGER
         async with _websocket(stream, limit) as (path, frames):
-            try:
-                if path == "/join":
-                    self._led()
-                    await self.join(frames, address)
-                elif path == "/agent":
-                    await self._agent(frames, peer, address)
-                else:
-                    raise refusal("protocol", f"nothing is served at {path!r} here; agents use /agent")
-            except Ended as ended:
-                log.warning("agent refused", address=address, code=ended.goodbye.code, reason=str(ended))
-                await say_goodbye(frames, ended.goodbye)
-            except Closed as closed:
-                log.info("agent went away", address=address, reason=str(closed))
+            await self.carry(path, frames, peer, address)
+
+    async def carry(self, path: str, frames: Frames, peer: Peer | None, address: str) -> None:
+        """One peer's frames from the first to the last, whatever carries them. Who is refused is told why."""
+        try:
+            if path == "/join":
+                self._led()
+                await self.join(frames, address)
+            elif path == "/agent":
+                await self._agent(frames, peer, address)
+            else:
+                raise refusal("protocol", f"nothing is served at {path!r} here; agents use /agent")
+        except Ended as ended:
+            log.warning("agent refused", address=address, code=ended.goodbye.code, reason=str(ended))
+            await say_goodbye(frames, ended.goodbye)
+        except Closed as closed:
+            log.info("agent went away", address=address, reason=str(closed))
 
     def _led(self) -> int:
         standing = self.standing.value
