@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from llmgw.errors import BadInput, LlmgwError, NotFound
+from llmgw.errors import BadInput, Conflict, LlmgwError, NotFound
 
 #: Only the owner may read: keys, tokens.
 PRIVATE = 0o600
@@ -63,6 +66,35 @@ def refuse_shared(path: Path, what: str) -> None:
             f"{path} ({what}) can be read by others than its owner (mode {mode:04o})",
             remedy=f"chmod 600 {path}, and think whether somebody has read it",
         )
+
+
+@contextmanager
+def alone(path: Path, what: str) -> Iterator[None]:
+    """While the block runs this process has the lock of that file. Raises Conflict that names who has it.
+
+    The kernel holds it by the open file, so that a process which is killed leaves nothing behind that is locked.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    except OSError as error:
+        raise _cannot("write", path, error) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise Conflict(
+                f"{what} is running in {path.parent} already (pid {holder})",
+                remedy="stop that one first, or give this one a directory of its own",
+            ) from None
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            pass  # a full disk: the lock holds without the number
+        yield
+    finally:
+        os.close(handle)
 
 
 def _sync(directory: Path) -> None:

@@ -23,13 +23,20 @@ def node() -> None:
 
 @node.command()
 @click.argument("url")
-@click.option("--token", required=True, envvar="LLMGW_TOKEN", help="From `llmgw ctl token create`; @FILE reads a file.")
+@click.option(
+    "--token",
+    required=True,
+    envvar="LLMGW_TOKEN",
+    metavar="TOKEN|@FILE|-",
+    help="From `llmgw ctl token create`: @FILE reads it from a file, - from standard input, and without the option "
+    "LLMGW_TOKEN is read. Written here as it is, every user of this machine sees it in `ps` meanwhile.",
+)
 @click.option("--name", help="This node's name [default: the host's].")
 @click.option("--again", is_flag=True, help="Replace the identity that this machine has.")
 @_directory
 def join(url: str, token: str, name: str | None, again: bool, directory: Path | None) -> None:
     """Get this machine an identity from the plane at URL (wss://HOST:7443)."""
-    import socket
+    import sys
     from functools import partial
 
     import trio
@@ -38,13 +45,15 @@ def join(url: str, token: str, name: str | None, again: bool, directory: Path | 
     from llmgw.config import LogSettings
     from llmgw.files import read_whole
     from llmgw.node import join as joining
-    from llmgw.node.settings import DIRECTORY
+    from llmgw.node.settings import DIRECTORY, host_name
     from llmgw.wire.facts import NodeId
 
     log.set_up(LogSettings(level="warning"))
     if token.startswith("@"):
         token = read_whole(Path(token[1:]), "the token").decode(errors="replace")
-    wanted = NodeId(name or socket.gethostname())
+    elif token == "-":
+        token = sys.stdin.readline()
+    wanted = NodeId(name) if name else host_name()
     place = directory or DIRECTORY
     identity = trio.run(partial(joining.join, url, token, wanted, place.absolute(), again=again))
     click.echo(f"Joined as {identity.node}; the certificate is good until {pki.utc(identity.peer.not_after)}")

@@ -7,11 +7,15 @@ from pathlib import Path
 import attrs
 import structlog
 
+from llmgw.errors import LlmgwError
 from llmgw.files import write_whole
 from llmgw.node.stream import Outdated
 from llmgw.wire.control import Registered
 
 log = structlog.get_logger("llmgw.epoch")
+
+#: The file's name in the agent's directory.
+EPOCH = "epoch"
 
 
 @attrs.define
@@ -20,6 +24,7 @@ class Epoch:
 
     path: Path
     value: int = 0
+    _written: bool = True
 
     @classmethod
     def load(cls, path: Path) -> Epoch:
@@ -32,6 +37,11 @@ class Epoch:
             log.warning("the epoch cannot be read; any plane is obeyed", path=str(path), error=str(error))
             return cls(path)
 
+    def reload(self) -> None:
+        """Take what is on disk now: whoever joins anew, to a plane that counts from 1, removes the file."""
+        if self._written:
+            self.value = Epoch.load(self.path).value
+
     def obey(self, registered: Registered) -> None:
         """Take a plane's epoch. Raises Outdated for one that is lower than what was obeyed before."""
         if registered.epoch < self.value:
@@ -40,5 +50,11 @@ class Epoch:
                 "another plane leads, or this one was restored from an older backup (then join again)"
             )
         if registered.epoch > self.value:
-            write_whole(self.path, f"{registered.epoch}\n".encode())
             self.value = registered.epoch
+            try:
+                write_whole(self.path, f"{registered.epoch}\n".encode())
+                self._written = True
+            except LlmgwError as error:
+                # A full disk must not keep the node from its plane; until the next restart it is known here.
+                self._written = False
+                log.error("the plane's epoch could not be written down", epoch=registered.epoch, error=str(error))

@@ -21,7 +21,9 @@ from llmgw import __version__, pki, tls
 from llmgw.errors import BadInput, Conflict, LlmgwError, Refused, TimedOut, Unavailable
 from llmgw.files import make_directory, write_whole
 from llmgw.node.identity import IDENTITY, Identity, pending_request, store
+from llmgw.node.epoch import EPOCH
 from llmgw.node.link import Address, address
+from llmgw.node.settings import load
 from llmgw.pki import Role
 from llmgw.units import format_duration
 from llmgw.wire.agent import Join
@@ -79,6 +81,8 @@ async def join(
     certificate = pki.read_certificate(joined.certificate, "the plane's answer")
     _remark_clock(pki.peer(certificate).not_before + pki.BACKDATE - wall())
     store(directory, certificate, ca, node, wall())
+    # The plane that was obeyed so far may have been another one, with an epoch that this one will never reach.
+    (directory / EPOCH).unlink(missing_ok=True)
     _write_settings(directory / "node.toml", node, target)
     return Identity.load(directory)
 
@@ -204,9 +208,18 @@ def _remark_clock(ahead: float) -> None:
 
 def _write_settings(path: Path, node: NodeId, target: Address) -> None:
     if path.exists():
-        log.info("settings kept as they are", file=str(path), plane=str(target))
+        if str(target) not in planes_of(path):
+            log.warning(f"{path} stays as it is and does not name {target}: the agent dials what it says in `planes`")
         return
     write_whole(path, f'# Written by `llmgw-node join`.\nnode = "{node}"\nplanes = ["{target}"]\n'.encode())
+
+
+def planes_of(path: Path) -> tuple[str, ...]:
+    """The planes in a node.toml; none for a file that cannot be read, which `llmgw-node run` will say."""
+    try:
+        return tuple(map(str, load(path).addresses))
+    except LlmgwError:
+        return ()
 
 
 def _first(group: BaseExceptionGroup[LlmgwError]) -> LlmgwError:

@@ -20,6 +20,7 @@ from llmgw.wire.facts import NodeId
 PREFIX = "LLMGW_NODE"
 DIRECTORY = Path("/var/lib/llmgw-node")
 ETC = Path("/etc/llmgw/node.toml")
+NAMED = "give it a name by --name, or by `node` in node.toml"
 
 
 @attrs.frozen
@@ -133,7 +134,21 @@ class NodeSettings:
 
     def name(self) -> NodeId:
         """The name from the settings, or the host's. A node with a certificate takes the certificate's instead."""
-        return NodeId(self.node or socket.gethostname())
+        return NodeId(self.node) if self.node else host_name()
+
+
+def host_name() -> NodeId:
+    """This machine's name as a node's. Raises BadInput for one that cannot be a node's, or that every machine has."""
+    name = socket.gethostname()
+    try:
+        pki.check_name(name)
+    except BadInput as error:
+        raise BadInput(
+            f"this machine's name {name!r} cannot be a node's", remedy=f"{NAMED}: {error.remedy}"
+        ) from None
+    if name.partition(".")[0] == "localhost":
+        raise BadInput(f"this machine is called {name!r}, as any other may be", remedy=NAMED)
+    return NodeId(name)
 
 
 def load(path: Path | None, *, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> NodeSettings:
