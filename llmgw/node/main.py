@@ -6,6 +6,7 @@ one stream lives in that stream's. Ending the agent ends neither engines nor wha
 
 from __future__ import annotations
 
+import os
 import signal
 import ssl
 from collections.abc import AsyncIterator
@@ -20,11 +21,13 @@ from llmgw import __version__, log
 from llmgw.errors import BadInput
 from llmgw.node.answers import Answers, Say, features
 from llmgw.node.doctor.run import doctor
+from llmgw.node.engines.environment import PROBE, STATE
 from llmgw.node.engines.installed import Installed
 from llmgw.node.engines.llamacpp import LlamaCpp
 from llmgw.node.engines.sglang import Sglang
 from llmgw.node.engines.vllm import Vllm
-from llmgw.node.epoch import Epoch
+from llmgw.files import alone, make_directory
+from llmgw.node.epoch import EPOCH, Epoch
 from llmgw.node.fabric import Scanner
 from llmgw.node.identity import Identity, renewals
 from llmgw.node.link import keep
@@ -55,13 +58,31 @@ say = structlog.get_logger("llmgw.node")
 
 #: Seconds between two looks at which engines are installed: somebody may install one by hand.
 INSTALLS_EVERY = 60.0
+#: Seconds that a Register waits for the first look at engines. One that hangs when it is tried must not cost the node
+#: its place: what comes of it follows in a heartbeat.
+LOOK_WITHIN = 5.0
 
 
 async def run(settings: NodeSettings) -> None:
     """Run the agent until SIGTERM or SIGINT. Raises LlmgwError when it cannot start."""
     if not settings.addresses:
         raise BadInput("this node knows no plane", remedy="join one: `llmgw-node join wss://PLANE:7443 --token TOKEN`")
-    node = assemble(settings)
+    make_directory(settings.directory)
+    # Two agents would start two engines for each shard, and each would take the other's for its own.
+    with alone(settings.directory / "lock", "another agent"):
+        _mark_tools(settings)
+        await _run(assemble(settings))
+
+
+def _mark_tools(settings: NodeSettings) -> None:
+    """Whatever this process starts from now on and is no engine carries a mark (SD03).
+
+    An agent that is killed cannot end its bandwidth tests and probes; the next one finds them by it.
+    """
+    os.environ[STATE], os.environ[PROBE] = str(settings.directory.absolute()), "1"
+
+
+async def _run(node: Node) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.survey.run)
         nursery.start_soon(node.shards.run)
@@ -69,7 +90,7 @@ async def run(settings: NodeSettings) -> None:
         nursery.start_soon(node.managers.run)
         nursery.start_soon(node.perftest.run)
         nursery.start_soon(node.keep_stream)
-        say.info("agent runs", node=node.name, version=__version__, planes=list(settings.planes))
+        say.info("agent runs", node=node.name, version=__version__, planes=list(node.settings.planes))
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             await anext(aiter(signals))
         say.info("agent stops; its engines go on")
@@ -111,8 +132,7 @@ class Node:
 
     async def register(self) -> Register:
         """The node's whole truth. Never before what an earlier agent left running is known again (A7)."""
-        await self.shards.adopted.wait()
-        await self.looked.wait()
+        await self._known()
         seen = await self.survey.register()
         self.newest[0] = whole = structs.replace(
             seen,
@@ -161,10 +181,18 @@ class Node:
             self.looked.set()
             await trio.sleep(INSTALLS_EVERY)
 
+    async def _known(self) -> None:
+        await self.shards.adopted.wait()
+        with trio.move_on_after(LOOK_WITHIN):
+            await self.looked.wait()
+
     async def keep_stream(self) -> None:
+        # Before the first dial: a plane gives a new stream 10 s for its Register (A3).
+        await self._known()
         await keep(self.settings.addresses, self._context, self._carry)
 
     def _context(self) -> ssl.SSLContext | None:
+        self.epoch.reload()
         return self.identity.context() if self.identity is not None else None
 
     async def _carry(self, frames: Frames) -> Goodbye:
@@ -247,7 +275,7 @@ def assemble(settings: NodeSettings) -> Node:
         shards=shards,
         installed=installed,
         logs=logs,
-        epoch=Epoch.load(directory / "epoch"),
+        epoch=Epoch.load(directory / EPOCH),
         perftest=perftest,
         managers=managers,
         answers={LogsRequest: answer_logs, DoctorRequest: answer_doctor, **perftest.answers, **scanner.answers},
