@@ -6,7 +6,6 @@ on loopback with parts, the verdict's process, SQLite. One process is both, so t
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -26,6 +25,7 @@ from llmgw.plane.fabric import Fabrics
 from llmgw.plane.fabrics import verdict
 from llmgw.plane.fleet import Fleet
 from llmgw.plane.store.sqlite import SqliteStore
+from llmgw.process import prepare
 from llmgw.rdma import fabric
 from llmgw.wire.agent import Listening, Register, Working
 from llmgw.wire.codec import decode_value, encode
@@ -61,15 +61,20 @@ def tools(directory: Path, text: str, errors: str) -> dict[str, str]:
 
 @attrs.define
 class Loop:
-    """The longest time in which this loop did nothing else, in seconds."""
+    """The longest turn of this loop in seconds: its own work, and by the wall, with what others took meanwhile."""
 
     longest: float = 0.0
+    wall: float = 0.0
 
     async def watch(self) -> None:
         while True:
-            before = time.perf_counter()
+            wall, work = time.perf_counter(), time.thread_time()
             await trio.sleep(0.001)
-            self.longest = max(self.longest, time.perf_counter() - before - 0.001)
+            self.longest = max(self.longest, time.thread_time() - work)
+            self.wall = max(self.wall, time.perf_counter() - wall - 0.001)
+
+    def __str__(self) -> str:
+        return f"{self.longest * 1e3:.1f} ms of work (10 ms are allowed), {self.wall * 1e3:.1f} ms by the wall"
 
 
 @attrs.define
@@ -175,6 +180,7 @@ async def measure() -> None:
     )
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
+        (directory / "changed").write_text(changed)
         environment = tools(directory / "bin", whole, text)
         first = registers()[0].ports
         scanner = Scanner(lambda: first, environment=environment)
@@ -185,8 +191,7 @@ async def measure() -> None:
             for stream, one in enumerate(registers(), 1):
                 fleet.attach(one.node, stream, "10.0.0.1:1")
                 fleet.heard(one.node, stream, one)
-            gc.collect()
-            gc.freeze()
+            prepare()
             loop = Loop()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(loop.watch)
@@ -194,7 +199,7 @@ async def measure() -> None:
                 await fabrics.look_at_managers()
                 report("managers of 10,240 nodes taken in", time.perf_counter() - began, loop)
                 await scan("first map", fabrics, hub, loop)
-                (directory / "bin" / "map").write_text(changed)
+                (directory / "changed").rename(directory / "bin" / "map")
                 await scan("second map, compared with the first", fabrics, hub, loop)
                 nursery.cancel_scope.cancel()
             standing = fabrics.standing(MASTER)
@@ -205,7 +210,7 @@ async def measure() -> None:
 
 
 async def scan(what: str, fabrics: Fabrics, hub: WireHub, loop: Loop) -> None:
-    loop.longest = 0.0
+    loop.longest = loop.wall = 0.0
     began = time.perf_counter()
     scan = await fabrics.scan(MASTER)
     took = time.perf_counter() - began
@@ -214,11 +219,11 @@ async def scan(what: str, fabrics: Fabrics, hub: WireHub, loop: Loop) -> None:
     plane = took - hub.looked - hub.transfer
     print(f"  on the node (read, judge, pack): {hub.looked:.2f} s; on the plane (verdict, store): {plane:.2f} s")
     print(f"  transfer: {hub.transfer * 1e3:.1f} ms, {hub.length / 1e3:.0f} kB")
-    print(f"  longest block of the loop: {loop.longest * 1e3:.1f} ms (10 ms are allowed)")
+    print(f"  longest block of the loop: {loop}")
 
 
 def report(what: str, seconds: float, loop: Loop) -> None:
-    print(f"{what}: {seconds * 1e3:.0f} ms, longest block of the loop {loop.longest * 1e3:.1f} ms")
+    print(f"{what}: {seconds * 1e3:.0f} ms, longest block of the loop: {loop}")
 
 
 def inside(whole: str, changed: str) -> None:

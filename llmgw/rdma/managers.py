@@ -90,6 +90,7 @@ class Fabric:
     labelled: bool = False
     managers: Frozen[str, Seen] = Frozen()
     ports: Frozen[PortKey, View] = Frozen()
+    answering: Frozen[str, int] = Frozen()  # how many ports each master answers now
     master: str = ""
     changed: Frozen[tuple[str, str], float] = Frozen()  # changes told lately, by (from, to)
     pending: Frozen[str, float] = Frozen()  # what holds, not yet for long enough, since when
@@ -98,7 +99,7 @@ class Fabric:
     @property
     def masters(self) -> frozenset[str]:
         """Who is master by the ports that get an answer now: two while a fabric is split."""
-        return frozenset(view.master for view in self.ports.values() if view.answering)
+        return frozenset(self.answering)
 
     def under(self, master: str) -> list[PortKey]:
         """The ports that this master answers now, sorted."""
@@ -166,7 +167,7 @@ def fold(
         for guid in before.sees - view.sees:
             if guid in managers:
                 managers = managers.set(guid, _silent(managers[guid], managers[guid].manager, now))
-    fabric = attrs.evolve(fabric, ports=fabric.ports.set(key, view), managers=managers)
+    fabric = attrs.evolve(_with(fabric, key, view), managers=managers)
     if master is not None and before.master and before.master != master.guid:
         fabric, change = _changed(fabric, key, before, master, now, patience)
         told += change
@@ -198,7 +199,7 @@ def gone(state: Managers, keys: Iterable[PortKey]) -> Managers:
 def _without(state: Managers, key: PortKey) -> Managers:
     name = state.at[key]
     fabric = state.fabrics[name]
-    fabric = attrs.evolve(fabric, ports=fabric.ports.delete(key))
+    fabric = _with(fabric, key, None)
     fabrics = state.fabrics.set(name, fabric)
     if not fabric.ports and not fabric.managers and not fabric.open:
         fabrics = state.fabrics.delete(name)
@@ -247,19 +248,32 @@ def _placed(
     return _moved(state, key, home, labelled=False), told
 
 
+def _with(fabric: Fabric, key: PortKey, view: View | None) -> Fabric:
+    """The fabric with a port's view, or without the port; the masters' counts with it."""
+    before, counts = fabric.ports.get(key), fabric.answering
+    if before is not None and before.answering:
+        left = counts[before.master] - 1
+        counts = counts.set(before.master, left) if left else counts.delete(before.master)
+    if view is not None and view.answering:
+        counts = counts.set(view.master, counts.get(view.master, 0) + 1)
+    ports = fabric.ports.set(key, view) if view is not None else fabric.ports.delete(key)
+    return attrs.evolve(fabric, ports=ports, answering=counts)
+
+
 def _joined(state: Managers, names: list[str]) -> Managers:
     """One fabric of several, under the smallest name."""
     first, *rest = (state.fabrics[name] for name in names)
-    managers, ports = first.managers, first.ports
+    whole = first
     for other in rest:
-        managers = managers.update(other.managers)
-        ports = ports.update(other.ports)
+        whole = attrs.evolve(whole, managers=whole.managers.update(other.managers))
+        for key, view in other.ports.items():
+            whole = _with(whole, key, view)
     at, fabrics = state.at, state.fabrics
     for other in rest:
         fabrics = fabrics.delete(other.name)
         for key in other.ports:
             at = at.set(key, first.name)
-    return Managers(fabrics.set(first.name, attrs.evolve(first, managers=managers, ports=ports)), at)
+    return Managers(fabrics.set(first.name, whole), at)
 
 
 def _moved(state: Managers, key: PortKey, name: str, *, labelled: bool) -> Managers:
@@ -271,7 +285,7 @@ def _moved(state: Managers, key: PortKey, name: str, *, labelled: bool) -> Manag
         view = state.fabrics[current].ports.get(key, view)
         state = _without(state, key)
     fabric = state.fabrics.get(name) or Fabric(name, labelled)
-    fabric = attrs.evolve(fabric, ports=fabric.ports.set(key, view))
+    fabric = _with(fabric, key, view)
     return Managers(state.fabrics.set(name, fabric), state.at.set(key, name))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from hypothesis import given
@@ -414,3 +415,6 @@ def test_every_port_is_on_at_most_one_fabric_whatever_is_reported(
         plain = [guid for fabric in state.fabrics.values() if not fabric.labelled for guid in fabric.managers]
         assert len(plain) == len(set(plain)), "a manager belongs to one fabric"
         assert judge(state, now, PATIENCE) == (state, ()), "judged once, nothing is left to tell"
+        for fabric in state.fabrics.values():
+            counted = Counter(view.master for view in fabric.ports.values() if view.answering)
+            assert dict(fabric.answering) == counted
