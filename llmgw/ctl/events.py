@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmgw.ctl.complete import node_names
 from llmgw.ctl.running import complain, output, pretty, run
 
 if TYPE_CHECKING:
@@ -18,29 +19,32 @@ _RETRY = 2.0
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on as they happen, until Ctrl-C.")
 @click.option("-n", "--limit", default=100, type=click.IntRange(1, 10_000), help="How many of the last. [100]")
+@click.option("--node", default="", metavar="NAME", shell_complete=node_names, help="Only what happened at this node.")
 @output
-def events(follow: bool, limit: int, output: str) -> None:
+def events(follow: bool, limit: int, node: str, output: str) -> None:
     """What happened, oldest first; with -o json -f one event a line."""
 
     async def act(plane: Plane) -> None:
-        answer = await plane.get("events", {"limit": limit})
+        answer = await plane.get("events", {"limit": limit, "node": node})
         if output == "json" and not follow:
             pretty(answer.data)
             return
         latest = _show(answer, output)
         while follow:
-            latest = await _next(plane, latest, output)
+            latest = await _next(plane, latest, node, output)
 
     run(act, output=output)
 
 
-async def _next(plane: Plane, latest: int, output: str) -> int:
+async def _next(plane: Plane, latest: int, node: str, output: str) -> int:
     import trio
 
     from llmgw.errors import TimedOut, Unavailable
 
     try:
-        return _show(await plane.get("events", {"after": latest, "wait": _POLL}, within=_POLL + 15), output)
+        return _show(
+            await plane.get("events", {"after": latest, "wait": _POLL, "node": node}, within=_POLL + 15), output
+        )
     except (Unavailable, TimedOut) as error:
         complain(error, output)
         await trio.sleep(_RETRY)

@@ -51,7 +51,7 @@ def forget(name: str, yes: bool, output: str) -> None:
     done(_path(name, "forget"), output=output)
 
 
-@node.command()
+@click.command()
 @NAME
 @click.argument("labels", nargs=-1, required=True, metavar="KEY=VALUE|KEY-...")
 @output
@@ -120,6 +120,19 @@ def ack(name: str, subject: str, code: str, how_long: str, output: str) -> None:
     done(_path(name, "acknowledge"), {"subject": subject, "code": code, "seconds": seconds}, output=output)
 
 
+@node.command()
+@NAME
+@click.option("--clear", is_flag=True, help="Take it back: the node is compared with its peers again.")
+@output
+def expect(name: str, clear: bool, output: str) -> None:
+    """Confirm that a node has now what it should have: less than this will be a problem.
+
+    Counted are GPUs by model, NVLinks, ports by role and kind with their rate, and memory. A node of which nothing was
+    confirmed is compared with its peers: those with its label `role`, else with GPUs of the same models.
+    """
+    done(_path(name, "expect"), {"clear": clear}, output=output)
+
+
 def _path(name: str, verb: str) -> str:
     return f"nodes/{quote(name, safe='')}/{verb}"
 
@@ -130,4 +143,6 @@ def _sure(question: str, yes: bool) -> None:
         click.confirm(question, abort=True)
 
 
-COMMANDS = (node, cordon, uncordon, drain, undrain, ack)
+node.add_command(label)
+
+COMMANDS = (node, cordon, uncordon, drain, undrain, label, ack)

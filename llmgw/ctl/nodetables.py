@@ -44,9 +44,13 @@ def node(answer: Answer, width: int) -> RenderableType:
         parts.append(section("GPUs", columns(_GPUS, map(_gpu, reply.gpus), nothing="", width=width)))
         parts.extend(_foreign(reply.gpus, width))
     if reply.ports:
-        parts.append(section("RDMA ports", columns(_PORTS, map(_port, reply.ports), nothing="", width=width)))
+        indexes = {gpu.uuid: str(gpu.index) for gpu in reply.gpus if gpu.index is not None}
+        ports = (_port(port, indexes) for port in reply.ports)
+        parts.append(section("RDMA ports", columns(_PORTS, ports, nothing="", width=width)))
     if reply.managers or reply.imex is not None:
         parts.append(section("Fabric", _fabric(reply)))
+    if limits := _limits(reply):
+        parts.append(section("Host", fields(limits)))
     if reply.disks:
         rows = ((d.purpose, d.path, of(size(d.free_bytes), size(d.total_bytes)), d.filesystem) for d in reply.disks)
         heads = (Column("DISK FOR"), Column("PATH"), Column("FREE", right=True), Column("KIND", extra=1))
@@ -59,7 +63,15 @@ def node(answer: Answer, width: int) -> RenderableType:
         )
         heads = (Column("INTERFACE"), Column("ADDRESSES"), Column("MTU", right=True, extra=2), Column("SPEED", extra=1))
         parts.append(section("Network", columns(heads, rows2, nothing="", width=width)))
+    if reply.history:
+        rows3 = ((when(event.clock), event.kind, clean(event.text)) for event in reply.history[-_HISTORY:])
+        heads3 = (Column("WHEN"), Column("WHAT", extra=1), Column("HAPPENED", prose=True))
+        parts.append(section("Lately", columns(heads3, rows3, nothing="", width=width)))
     return Group(*parts)
+
+
+#: Events that are shown of a node; `llmgw ctl events --node NAME` shows all that are kept.
+_HISTORY = 15
 
 
 def _head(reply: NodeReply) -> RenderableType:
@@ -77,15 +89,51 @@ def _head(reply: NodeReply) -> RenderableType:
         ("agent", words(row.version, f"facts {age(reply.facts_age)} old" if reply.facts_age is not None else "")),
         ("labels", ", ".join(f"{key}={value}" for key, value in row.labels.items())),
         ("system", ", ".join(filter(None, (reply.os, reply.kernel, reply.arch)))),
-        ("clock there", when(reply.node_clock)),
+        ("clock there", words(when(reply.node_clock), _ahead(reply.clock_offset))),
         ("CPU", words(f"{row.cpu_threads} threads" if row.cpu_threads else "", reply.cpu_model)),
         ("load", words(percent(row.cpu_percent), f"load {row.load1:.2f}" if row.load1 is not None else "")),
         ("memory", of(size(memory), size(row.memory_bytes))),
         ("GPUs", words(gpus, f"({versions})" if versions else "") if row.gpus or reply.why_no_gpus else ""),
         ("engines", engines(reply.engines)),
+        ("expected", words(reply.expected.text, f"(confirmed {when(reply.expected.clock)})") if reply.expected else ""),
         ("problems", counted(row.problems)),
     ]
     return fields(pairs)
+
+
+def _ahead(seconds: float | None) -> str:
+    """How far a clock is off; a moment of the way here counts, so tenths of a second say nothing."""
+    if seconds is None:
+        return ""
+    if abs(seconds) < 1:
+        return "(as the plane's)"
+    return f"({age(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'} the plane's)"
+
+
+def _limits(reply: NodeReply) -> list[tuple[str, Cell]]:
+    """Settings of the host that decide whether RDMA and engines can work."""
+    found = reply.limits
+
+    def text(name: str) -> str:
+        value = found.get(name)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, tuple | list):
+            return ", ".join(map(str, value)) or "none"
+        return "" if value is None else str(value)
+
+    locked, pages, page = found.get("memlock_bytes"), found.get("hugepages_total"), found.get("hugepage_bytes")
+    bridges = found.get("acs_redirect")
+    return [
+        ("memlock", "unlimited" if locked == -1 else size(locked) if isinstance(locked, int) else ""),
+        ("huge pages", f"{pages} of {size(page if isinstance(page, int) else None)}" if pages is not None else ""),
+        ("IOMMU", text("iommu")),
+        ("ACS", "" if not isinstance(bridges, tuple | list) else f"redirects at {len(bridges)} bridges"),
+        ("peer memory", text("peer_memory")),
+        ("persistence", text("persistence_daemon")),
+        ("fabric manager", text("fabric_manager")),
+        ("umad, uverbs", ", ".join(filter(None, (text("umad"), text("uverbs"))))),
+    ]
 
 
 _SHARDS = (
@@ -143,6 +191,8 @@ _GPUS = (
 def _gpu(gpu: GpuView) -> tuple[Cell, ...]:
     links = f"{gpu.nvlinks_up if gpu.nvlinks_up is not None else '?'}/{gpu.nvlinks}" if gpu.nvlinks else ""
     errors = f"{gpu.ecc_uncorrected} uncorrected" if gpu.ecc_uncorrected else ""
+    fabric = Text("unhealthy", style="red") if gpu.nvlink_healthy is False else ""
+    state = gpu.nvlink_state if gpu.nvlink_state not in ("", "not-supported", "completed") else ""
     remap = word("failed") if gpu.remap_failed else Text("remap pending", style="yellow") if gpu.remap_pending else ""
     return (
         number(gpu.index),
@@ -154,7 +204,7 @@ def _gpu(gpu: GpuView) -> tuple[Cell, ...]:
         f"{gpu.temperature_c} C" if gpu.temperature_c is not None else "",
         f"{gpu.power_w:.0f} W" if gpu.power_w is not None else "",
         _pcie(gpu.pcie_gen, gpu.pcie_width, gpu.pcie_gen_max, gpu.pcie_width_max),
-        words(links, gpu.nvlink_domain),
+        words(links, gpu.nvlink_domain, state, fabric),
         words(errors, remap),
         ", ".join(gpu.shards),
         gpu.pci,
@@ -190,6 +240,7 @@ _PORTS = (
     Column("FABRIC", extra=3),
     Column("RECEIVED", right=True, extra=1),
     Column("SENT", right=True, extra=1),
+    Column("NEAR GPUS", extra=6),
     Column("NETDEV", extra=4),
     Column("MTU", right=True, extra=5),
     Column("LID", right=True, extra=6),
@@ -199,7 +250,7 @@ _PORTS = (
 )
 
 
-def _port(port: PortView) -> tuple[Cell, ...]:
+def _port(port: PortView, indexes: dict[str, str]) -> tuple[Cell, ...]:
     up = port.state == "ACTIVE"
     return (
         f"{port.device}/{port.number}",
@@ -210,6 +261,7 @@ def _port(port: PortView) -> tuple[Cell, ...]:
         port.fabric,
         rate(port.received_bytes_per_second),
         rate(port.sent_bytes_per_second),
+        ", ".join(indexes.get(uuid, uuid) for uuid in port.nearest_gpus),
         port.netdev,
         number(port.mtu),
         number(port.lid),
@@ -229,7 +281,10 @@ def _fabric(reply: NodeReply) -> RenderableType:
         pairs.append((f"SM at {managers.device}/{managers.number}", said))
     if reply.imex is not None:
         apart = f"not reached: {', '.join(reply.imex.disconnected)}" if reply.imex.disconnected else ""
-        pairs.append(("IMEX", ", ".join(filter(None, (reply.imex.state, f"{len(reply.imex.nodes)} nodes", apart)))))
+        differ = f"differs from: {', '.join(reply.imex.mismatch)}" if reply.imex.mismatch else ""
+        channels = f"{reply.imex.channels} channels"
+        imex = (reply.imex.state, f"{len(reply.imex.nodes)} nodes", channels, apart, differ)
+        pairs.append(("IMEX", ", ".join(filter(None, imex))))
     return fields(pairs)
 
 

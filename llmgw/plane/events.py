@@ -37,6 +37,10 @@ WARNINGS = frozenset(
 _log = structlog.get_logger("llmgw.events")
 
 
+def of_node(event: Event, node: str) -> bool:
+    return event.subject == f"node:{node}" or event.data.get("node") == node
+
+
 class Events:
     """The newest events, and a way to wait for the next one: `latest` holds the last id."""
 
@@ -79,6 +83,16 @@ class Events:
     def last(self, count: int) -> tuple[Event, ...]:
         """The newest `count` events, oldest first."""
         return self.after(self.latest.value - count, count)
+
+    def about(self, node: str, count: int) -> tuple[Event, ...]:
+        """The newest `count` events about a node, oldest first: those of its own, and of shards and models there."""
+        found: list[Event] = []
+        for event in reversed(self._ring):
+            if len(found) == count:
+                break
+            if of_node(event, node):
+                found.append(event)
+        return tuple(reversed(found))
 
     async def load(self, store: Store) -> None:
         """What the store kept; ids go on where they ended."""

@@ -78,11 +78,12 @@ def counted(facts: Register, nvlinks: dict[str, int]) -> Inventory:
 
 def in_words(have: Inventory) -> str:
     """What a node has, or should have, as a sentence."""
-    parts = [f"{count} {model} GPUs" for model, count in have.gpus.items()]
+    parts = [f"{count} {model} GPU{'s' if count != 1 else ''}" for model, count in have.gpus.items()]
     parts += [f"{links} NVLinks up on each {model}" for model, links in have.nvlinks.items()]
     for name, count in have.ports.items():
         rate = f" at {have.slowest[name]:g} Gb/s or more" if name in have.slowest else ""
-        parts.append(f"{count} {name} ports, {have.ports_up.get(name, 0)} active{rate}")
+        up = have.ports_up.get(name, 0)
+        parts.append(f"{count} {name} port{'s' if count != 1 else ''}, {up} active{rate}")
     parts += [f"{have.memory_bytes / 2**30:.0f} GiB of memory"] if have.memory_bytes else []
     return ", ".join(parts) or "nothing that can be counted"
 

@@ -167,8 +167,21 @@ class ReasonView(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class StandingView(Struct, frozen=True, kw_only=True):
+    """One shard of a model: what it does, and in `text` why it is there and what is in its way."""
+
+    shard: str = ""
+    node: str = ""
+    generation: int = 0
+    state: str = ""
+    text: str = ""
+
+
 class WhyReply(Struct, frozen=True, kw_only=True):
-    """Why a model is not fully placed or not ready. `waiting` is what holds the whole plane back, if anything."""
+    """Why a model is not fully placed or not ready: a sentence, each shard, and per node what keeps it away.
+
+    The node that is nearest to fitting comes first. `waiting` is what holds the whole plane back, if anything.
+    """
 
     api: int = API
     model: str = ""
@@ -179,6 +192,8 @@ class WhyReply(Struct, frozen=True, kw_only=True):
     reasons: tuple[ReasonView, ...] = ()
     smallest_change: str = ""
     replicas: tuple[ReplicaView, ...] = ()
+    text: str = ""
+    standings: tuple[StandingView, ...] = ()
 
 
 class ApplyReply(Struct, frozen=True, kw_only=True):
@@ -234,7 +249,7 @@ class NodesReply(Struct, frozen=True, kw_only=True):
 
 
 class GpuProcessView(Struct, frozen=True, kw_only=True):
-    """A process on a GPU; `shard` is "" for a foreign one. Memory is null where the driver hides it."""
+    """A process on a GPU; `shard` is "" for a foreign one, "?" where none can tell. Memory is null where hidden."""
 
     pid: int = 0
     name: str = ""
@@ -242,8 +257,19 @@ class GpuProcessView(Struct, frozen=True, kw_only=True):
     shard: str = ""
 
 
+class MigView(Struct, frozen=True, kw_only=True):
+    """A part of a GPU that is used like a GPU of its own."""
+
+    uuid: str = ""
+    profile: str = ""
+    memory_bytes: int | None = None
+
+
 class GpuView(Struct, frozen=True, kw_only=True):
-    """A GPU: its facts, and three numbers side by side: memory reserved by placement, measured, foreign."""
+    """A GPU: its facts, and three numbers side by side: memory reserved by placement, measured, foreign.
+
+    `topology` is how it reaches each other GPU ("NV18", "PIX", ...), by uuid.
+    """
 
     uuid: str = ""
     index: int | None = None
@@ -278,6 +304,16 @@ class GpuView(Struct, frozen=True, kw_only=True):
     shards: tuple[str, ...] = ()
     processes: tuple[GpuProcessView, ...] = ()
     unreadable: str = ""
+    ecc_uncorrected_total: int | None = None
+    ecc_corrected_total: int | None = None
+    remapped_rows: int | None = None
+    retired_pages_pending: bool | None = None
+    recovery_action: int | None = None
+    nvlink_faults: tuple[str, ...] = ()
+    numa_node: int | None = None
+    topology: dict[str, str] = {}
+    no_peer_access: dict[str, str] = {}
+    mig_devices: tuple[MigView, ...] = ()
 
 
 class GidView(Struct, frozen=True, kw_only=True):
@@ -323,10 +359,42 @@ class PortView(Struct, frozen=True, kw_only=True):
     gids: tuple[GidView, ...] = ()
     nearest_gpus: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    bond: str = ""
+    node_guid: str = ""
+    prefix: str = ""
+    libfabric: str = ""
+
+
+class ExpectedView(Struct, frozen=True, kw_only=True):
+    """What a node should have: as an operator confirmed it at `clock`. Ports are counted by role and kind."""
+
+    text: str = ""
+    clock: float = 0.0
+    gpus: dict[str, int] = {}
+    ports: dict[str, int] = {}
+    ports_up: dict[str, int] = {}
+    slowest_gbps: dict[str, float] = {}
+    nvlinks: dict[str, int] = {}
+    memory_bytes: int = 0
+
+
+class EventView(Struct, frozen=True, kw_only=True):
+    """Something that happened. `id` grows and is never used twice."""
+
+    id: int = 0
+    clock: float = 0.0
+    kind: str = ""
+    subject: str = ""
+    text: str = ""
+    data: dict[str, str] = {}
 
 
 class NodeReply(Struct, frozen=True, kw_only=True):
-    """Everything the plane knows of one node. `why_no_gpus` is the driver's reason when there are none to see."""
+    """Everything the plane knows of one node. `why_no_gpus` is the driver's reason when there are none to see.
+
+    `clock_offset` is how far the node's clock is ahead of the plane's, in seconds and only shown. `expected` is null
+    when nothing was confirmed, so that its peers count. `history` is what happened there lately, oldest first.
+    """
 
     api: int = API
     node: NodeRow = NodeRow()
@@ -355,13 +423,16 @@ class NodeReply(Struct, frozen=True, kw_only=True):
     shards: tuple[ShardView, ...] = ()
     strays: tuple[ShardView, ...] = ()
     problems: tuple[ProblemView, ...] = ()
+    clock_offset: float | None = None
+    expected: ExpectedView | None = None
+    history: tuple[EventView, ...] = ()
 
 
 # --- the whole, and what happened -----------------------------------------------------------------------
 
 
 class StatusReply(Struct, frozen=True, kw_only=True):
-    """The fleet in a few numbers. `waiting` is why the plane decides nothing now, with the seconds left."""
+    """The fleet in a few numbers. `waiting` is what the plane puts off now and why, with the seconds left."""
 
     api: int = API
     plane: str = ""
@@ -382,17 +453,6 @@ class StatusReply(Struct, frozen=True, kw_only=True):
     waiting_for: float | None = None
     gateway: dict[str, float | int | str | None] = {}
     latest_event: int = 0
-
-
-class EventView(Struct, frozen=True, kw_only=True):
-    """Something that happened. `id` grows and is never used twice."""
-
-    id: int = 0
-    clock: float = 0.0
-    kind: str = ""
-    subject: str = ""
-    text: str = ""
-    data: dict[str, str] = {}
 
 
 class EventsReply(Struct, frozen=True, kw_only=True):

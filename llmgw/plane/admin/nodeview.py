@@ -8,10 +8,23 @@ from collections.abc import Iterable
 import msgspec
 
 from llmgw.plane.admin.shardview import shard_view, stray_view
+from llmgw.plane.event import Event
+from llmgw.plane.expect import in_words
 from llmgw.plane.rates import rates as rates_of
-from llmgw.plane.world import Node, OpenProblem, Shard, Want, World
+from llmgw.plane.world import Inventory, Node, OpenProblem, Shard, Want, World
 from llmgw.wire.agent import Register
-from llmgw.wire.api import GidView, GpuProcessView, GpuView, NodeReply, NodeRow, PortView, ProblemView
+from llmgw.wire.api import (
+    EventView,
+    ExpectedView,
+    GidView,
+    GpuProcessView,
+    GpuView,
+    MigView,
+    NodeReply,
+    NodeRow,
+    PortView,
+    ProblemView,
+)
 from llmgw.wire.facts import Gpu, GpuLoad, Grade, NodeId, Port, ShardState
 
 _WORST_FIRST = (Grade.BAD, Grade.WARN, Grade.NOTE, Grade.UNKNOWN)
@@ -113,16 +126,42 @@ def _state(node: Node, port: Port) -> str:
     return words.partition(":")[2].strip().upper() if ":" in words else words.upper()
 
 
-def node_reply(node: Node, world: World, now: float) -> NodeReply:
-    """Everything the plane knows of one node."""
+def event_view(happened: Event) -> EventView:
+    return EventView(
+        id=happened.id,
+        clock=happened.clock,
+        kind=happened.kind,
+        subject=happened.subject,
+        text=happened.text,
+        data=dict(happened.data),
+    )
+
+
+def _expected(confirmed: Inventory | None) -> ExpectedView | None:
+    if confirmed is None:
+        return None
+    return ExpectedView(
+        text=in_words(confirmed),
+        clock=confirmed.clock,
+        gpus=confirmed.gpus,
+        ports=confirmed.ports,
+        ports_up=confirmed.ports_up,
+        slowest_gbps=confirmed.slowest,
+        nvlinks=confirmed.nvlinks,
+        memory_bytes=confirmed.memory_bytes,
+    )
+
+
+def node_reply(node: Node, world: World, now: float, history: Iterable[Event] = ()) -> NodeReply:
+    """Everything the plane knows of one node; `history` is what happened there lately."""
     shards = sorted(shards_by_node(world)[node.id], key=lambda shard: shard.id)
     row = node_row(node, shards, now)
     strays = tuple(stray_view(stray, node) for _, stray in sorted(world.strays.items()) if stray.node == node.id)
     views = tuple(shard_view(shard, node, now) for shard in shards)
     problems = problem_views([node], now)
-    facts = node.facts
+    facts, confirmed, happened = node.facts, _expected(node.expected), tuple(map(event_view, history))
     if facts is None:
-        return NodeReply(node=row, shards=views, strays=strays, problems=problems)
+        return NodeReply(node=row, shards=views, strays=strays, problems=problems, expected=confirmed, history=happened)
     host = facts.host
     return NodeReply(
         node=row,
@@ -151,6 +190,9 @@ def node_reply(node: Node, world: World, now: float) -> NodeReply:
         shards=views,
         strays=strays,
         problems=problems,
+        clock_offset=node.clock_offset,
+        expected=confirmed,
+        history=happened,
     )
 
 
@@ -196,6 +238,18 @@ def _gpu(gpu: Gpu, node: Node, shards: list[Shard]) -> GpuView:
             for process in processes
         ),
         unreadable=gpu.unreadable,
+        ecc_uncorrected_total=load.ecc_uncorrected_total,
+        ecc_corrected_total=load.ecc_corrected_total,
+        remapped_rows=load.remapped_rows,
+        retired_pages_pending=load.retired_pages_pending,
+        recovery_action=load.recovery_action,
+        nvlink_faults=fabric.faults if fabric else (),
+        numa_node=gpu.numa_node,
+        topology=gpu.topology,
+        no_peer_access=gpu.no_peer_access,
+        mig_devices=tuple(
+            MigView(uuid=mig.uuid, profile=mig.profile, memory_bytes=mig.memory_bytes) for mig in gpu.mig_devices
+        ),
     )
 
 
@@ -237,4 +291,8 @@ def _port(port: Port, node: Node, now: float) -> PortView:
         gids=tuple(GidView(index=gid.index, gid=gid.gid, type=gid.type, netdev=gid.netdev) for gid in port.gids),
         nearest_gpus=port.nearest_gpus,
         unreadable=port.unreadable,
+        bond=port.bond,
+        node_guid=port.node_guid,
+        prefix=port.prefix,
+        libfabric=port.libfabric,
     )

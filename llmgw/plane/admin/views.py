@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping
 from llmgw import __version__
 from llmgw.convert import near
 from llmgw.errors import NotFound
-from llmgw.plane.admin.nodeview import grades, node_reply, node_rows, problem_views
+from llmgw.plane.admin.nodeview import event_view, grades, node_reply, node_rows, problem_views
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.admin.shardview import model_views, replica_views, waiting, why_reply
 from llmgw.plane.events import Event
 from llmgw.plane.world import Node, Stage, World
 from llmgw.wire.api import (
-    EventView,
     ModelsReply,
     NodeReply,
     NodesReply,
@@ -34,9 +33,9 @@ def nodes(world: World, now: float) -> NodesReply:
     return NodesReply(nodes=node_rows(world, now))
 
 
-def node(world: World, now: float, name: str) -> NodeReply:
+def node(world: World, now: float, name: str, history: Iterable[Event] = ()) -> NodeReply:
     """One node. Raises NotFound, naming the near miss."""
-    return node_reply(known_node(world, name), world, now)
+    return node_reply(known_node(world, name), world, now, history)
 
 
 def models(world: World, now: float, wall: float) -> ModelsReply:
@@ -87,7 +86,7 @@ def overview(
         models=wanted.models,
         replicas=running.replicas,
         problems=problem_views(world.nodes.values(), now),
-        events=tuple(map(event, events)),
+        events=tuple(map(event_view, events)),
     )
 
 
@@ -127,15 +126,8 @@ def _status(
     )
 
 
-def event(happened: Event) -> EventView:
-    return EventView(
-        id=happened.id,
-        clock=happened.clock,
-        kind=happened.kind,
-        subject=happened.subject,
-        text=happened.text,
-        data=dict(happened.data),
-    )
+#: An event as the API shows it.
+event = event_view
 
 
 def known_node(world: World, name: str) -> Node:

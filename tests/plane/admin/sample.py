@@ -7,6 +7,7 @@ from immutables import Map
 from llmgw.plane.world import (
     Counts,
     Failure,
+    Inventory,
     Model,
     Node,
     OpenProblem,
@@ -122,7 +123,17 @@ def gpu_node() -> Node:
         peer_address="10.0.0.1",
         cordoned=True,
         labels=Map({"rack": "a7"}),
-        load=HostLoad(12.5, 24.0, 1 << 39, WALL - 2),
+        load=HostLoad(12.5, 24.0, 1 << 39, WALL + 90),
+        clock_offset=92.0,
+        expected=Inventory(
+            gpus={"NVIDIA H200": 2},
+            ports={"fabric ib": 1},
+            ports_up={"fabric ib": 1},
+            slowest={"fabric ib": 400.0},
+            nvlinks={"NVIDIA H200": 18},
+            memory_bytes=1 << 40,
+            clock=WALL - 86400,
+        ),
         gpu_loads=Map({GPU: GpuLoad(GPU, memory_used_bytes=100 << 30, utilization_percent=97, temperature_c=61)}),
         gpu_processes=(GpuProcess(GPU, 4242, "python", 5 << 30),),
         ports=Readings(

@@ -27,6 +27,9 @@ from tests.plane.admin.sample import NOW, WALL, world
 
 GOLDEN = Path(__file__).parent / "golden"
 TRAFFIC = Traffic({"tiny-0": 3}, {"requests": 12})
+FLAPPED = Event(
+    kind="port-changed", subject="node:gpu-01", text="gpu-01 mlx5_0/1: ACTIVE -> DOWN", clock=WALL, id=6
+)
 HAPPENED = Event(kind="node-lost", subject="node:node-b", text="node-b is lost", clock=WALL, id=7)
 
 
@@ -39,7 +42,7 @@ def status(w: World) -> api.StatusReply:
 ANSWERS: dict[str, Callable[[World], msgspec.Struct]] = {
     "status": lambda w: status(w),
     "nodes": lambda w: views.nodes(w, NOW),
-    "node-gpu": lambda w: views.node(w, NOW, "gpu-01"),
+    "node-gpu": lambda w: views.node(w, NOW, "gpu-01", [FLAPPED]),
     "node-cpu": lambda w: views.node(w, NOW, "node-a"),
     "node-lost": lambda w: views.node(w, NOW, "node-b"),
     "models": lambda w: views.models(w, NOW, WALL),
@@ -97,7 +100,10 @@ def test_an_unknown_name_is_answered_with_the_near_one() -> None:
 def test_a_frozen_plane_says_why_and_for_how_long() -> None:
     frozen = attrs.evolve(world(), frozen=Frozen("a third of the fleet fell silent together", NOW - 5, NOW + 85))
     status = views.status(frozen, NOW, WALL, plane="p", since=NOW, traffic=TRAFFIC, latest=0)
-    assert (status.waiting, status.waiting_for) == ("a third of the fleet fell silent together", 85.0)
+    assert (status.waiting, status.waiting_for) == (
+        "no node is taken for lost: a third of the fleet fell silent together",
+        85.0,
+    )
 
 
 def test_a_settling_plane_says_so() -> None:

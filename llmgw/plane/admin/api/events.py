@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import trio
-from quart import Blueprint, Response
+from quart import Blueprint, Response, request
 
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import MOST_WAIT, answer, flag, line, number
+from llmgw.plane.events import Event, of_node
 from llmgw.wire.api import EventsReply
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 _MOST = 10_000
 #: A stream says nothing for at most so long: an empty line finds clients that are gone and keeps proxies awake.
 _KEEPALIVE = 20.0
+
+
+def wanted(event: Event, node: str) -> bool:
+    return not node or of_node(event, node)
 
 
 def blueprint(admin: Admin) -> Blueprint:
@@ -29,37 +34,40 @@ def blueprint(admin: Admin) -> Blueprint:
         limit = int(number("limit", 1000, least=1, most=_MOST))
         after = int(number("after", -1.0, least=-1, most=2**62))
         wait = number("wait", 0.0, most=MOST_WAIT)
+        node = request.args.get("node", "")
         if flag("follow"):
-            response = Response(follow(after, limit), content_type="application/x-ndjson")
+            response = Response(follow(after, limit, node), content_type="application/x-ndjson")
             response.timeout = None
             response.headers["X-Accel-Buffering"] = "no"
             return response
         if after >= 0:
             with trio.move_on_after(wait):
-                await newer(after)
+                await newer(after, node)
             found = events.after(after, limit)
+            latest = found[-1].id if found else events.latest.value
+            found = tuple(event for event in found if wanted(event, node))
         else:
-            found = events.last(limit)
-        return answer(
-            EventsReply(events=tuple(map(views.event, found)), latest=found[-1].id if found else events.latest.value)
-        )
+            latest = events.latest.value
+            found = events.about(node, limit) if node else events.last(limit)
+        return answer(EventsReply(events=tuple(map(views.event, found)), latest=latest))
 
-    async def newer(after: int) -> None:
+    async def newer(after: int, node: str = "") -> None:
         latest, version = events.latest.value, events.latest.version
         # An `after` from before a lost store is above all ids there are: it gets everything new.
-        while latest <= after:
+        while latest <= after or (node and not any(wanted(event, node) for event in events.after(after, _MOST))):
             latest, version = await events.latest.next(version)
 
-    async def follow(after: int, limit: int) -> AsyncIterator[bytes]:
+    async def follow(after: int, limit: int, node: str) -> AsyncIterator[bytes]:
         if after < 0:
-            first = events.last(limit)
+            first = events.about(node, limit) if node else events.last(limit)
             after = events.latest.value
         else:
             first = events.after(after, limit)
         while True:
             for happened in first:
-                yield line(views.event(happened))
-                after = happened.id
+                if wanted(happened, node):
+                    yield line(views.event(happened))
+                after = max(after, happened.id)
             silent = True
             with trio.move_on_after(_KEEPALIVE):
                 await newer(after)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Events that the page's overview carries.
 _RECENT = 100
+#: Events that an answer about one node carries; `GET /events?node=NAME` has all that are kept.
+_HISTORY = 50
 #: However many pages are open, the overview is made at most this often (seconds): 50 ms of the plane's loop at
 #: a thousand nodes.
 _REDRAWN = 1.0
@@ -70,7 +72,7 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/nodes/<name>")
     async def node(name: str) -> Response:
-        return answer(views.node(fleet.world.value, admin.clock(), name))
+        return answer(views.node(fleet.world.value, admin.clock(), name, fleet.events.about(name, _HISTORY)))
 
     @part.get("/problems")
     async def problems() -> Response:

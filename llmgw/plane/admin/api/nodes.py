@@ -1,4 +1,4 @@
-"""What operators do to nodes: cordon, drain, label, acknowledge, revoke, forget."""
+"""What operators do to nodes: cordon, drain, label, acknowledge, expect, revoke, forget."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from quart import Blueprint, Response
 from llmgw.errors import BadInput, Conflict, NotFound
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
+from llmgw.plane.expect import in_words
 from llmgw.wire.api import DoneReply
 from llmgw.wire.facts import NodeId
 
@@ -34,6 +35,12 @@ class Acknowledgement(Struct, frozen=True, forbid_unknown_fields=True):
     subject: str
     code: str
     seconds: float = 86400.0
+
+
+class Expectation(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the node has now is what it should have; `clear` takes that back."""
+
+    clear: bool = False
 
 
 class Revocation(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +82,16 @@ def blueprint(admin: Admin) -> Blueprint:
         node = views.known_node(fleet.world.value, name).id
         await fleet.acknowledge(node, known.subject, known.code, known.seconds)
         return answer(DoneReply(text=f"{known.code} of {known.subject} on {node} is acknowledged"))
+
+    @part.post("/nodes/<name>/expect")
+    async def expect(name: str) -> Response:
+        clear = (await body(Expectation)).clear
+        node = views.known_node(fleet.world.value, name).id
+        await fleet.expect(node, not clear)
+        confirmed = fleet.world.value.nodes[node].expected
+        if confirmed is None:
+            return answer(DoneReply(text=f"nothing is confirmed of {node} any more: it is compared with its peers"))
+        return answer(DoneReply(text=f"{node} is expected to have {in_words(confirmed)}"))
 
     @part.post("/nodes/<name>/forget")
     async def forget(name: str) -> Response:
