@@ -217,29 +217,40 @@ _REASONS = (
 )
 
 
+_STANDINGS = (
+    Column("SHARD"),
+    Column("STATE"),
+    Column("NODE"),
+    Column("GEN", right=True, extra=1),
+    Column("WHY THERE, WHAT IS IN ITS WAY", prose=True),
+)
+
+
 def why(answer: Answer, width: int) -> RenderableType:
     reply = answer.read(WhyReply)
     head = Text(f"{reply.model}: {reply.wanted} wanted, {reply.placed} placed, {reply.ready} ready")
-    parts: list[RenderableType] = [head]
-    if reply.waiting:
-        parts.append(Text(f"Nothing is placed now: {reply.waiting}", style="yellow"))
+    complete = reply.ready >= reply.wanted == reply.placed
+    parts: list[RenderableType] = [head, Text(reply.text, style="green" if complete else "yellow")]
+    if reply.waiting and reply.waiting not in reply.text:
+        parts.append(Text(reply.waiting, style="yellow"))
     if reply.smallest_change:
         parts.append(Text(f"The smallest change that would help: {reply.smallest_change}"))
     if reply.reasons:
-        rows = (
+        reasons = (
             (r.node, r.check, r.value, r.needed, f"{age(r.age)} ago" if r.age is not None else "", r.text)
             for r in reply.reasons
         )
-        parts.append(section("Why not there", columns(_REASONS, rows, nothing="", width=width)))
+        parts.append(section("Why not there", columns(_REASONS, reasons, nothing="", width=width)))
     if reply.replicas:
         parts.append(section("Replicas", _replicas(reply.replicas, width)))
+    if reply.standings and not complete:
+        rows = ((s.shard, word(s.state), s.node, str(s.generation), clean(s.text)) for s in reply.standings)
+        parts.append(section("Shards", columns(_STANDINGS, rows, nothing="", width=width)))
     for replica in reply.replicas:
         for shard in replica.shards:
             if shard.state != "ready" and shard.last_failure is not None and shard.last_failure.lines:
                 lines = Text("\n").join(Text(clean(line)) for line in shard.last_failure.lines[-10:])
                 parts.append(section(f"Last lines of {shard.id} on {shard.node}", lines))
-    if reply.ready >= reply.wanted and not reply.reasons:
-        parts.append(Text("Nothing keeps it away.", style="green"))
     return Group(*parts)
 
 

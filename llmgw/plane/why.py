@@ -35,6 +35,9 @@ _EFFORT: Mapping[str, int] = {
 }
 _HARDEST = 50
 
+#: No command passes these: only another machine does, or a model that asks for less.
+_BOUGHT = frozenset({"gpus", "gpu-memory", "compute-capability"})
+
 
 class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One shard of the model: where it is, what it does, and what is in its way."""
@@ -78,10 +81,16 @@ def why(world: World, name: ModelName, now: float) -> Why:
         text = f"nothing is placed before the known nodes have had time to return: {wait:.0f} s more at most"
         return Why(name, wanted, placed, ready, text, standings)
     if placed >= wanted:
-        text = "every replica is ready" if ready >= wanted else f"{wanted} replicas are placed, {ready} ready"
+        text = "every replica is ready" if wanted else "no replica is wanted"
+        if ready < wanted:
+            text = f"every replica has its place, {ready} of {wanted} are ready"
         if placed > wanted:
-            text += f"; {placed - wanted} more are being replaced or stopped"
-        return Why(name, wanted, placed, ready, text, standings)
+            text += f"; {placed - wanted} more {'is' if placed == wanted + 1 else 'are'} being replaced or stopped"
+        held = world.unplaced.get(name)
+        if held is None:
+            return Why(name, wanted, placed, ready, text, standings)
+        text += f"; for {wanted - held.placed} of them no node passes every check"
+        return Why(name, wanted, placed, ready, text, standings, held.reasons, held.smallest_change)
     need = Need.of(model)
     rooms = Rooms(world, now)
     missing = wanted - placed
@@ -109,7 +118,25 @@ def smallest(reasons: Iterable[Reason], need: Need) -> str:
     if not by_node:
         return ""
     best = min(by_node, key=lambda node: (_cost(by_node[node]), node))
+    if short := [reason for reason in by_node[best] if reason.check in _BOUGHT]:
+        # What else is in the way on that node does not matter: it would not fit after that either.
+        return f"add a node with {_machine(need)}, or ask for less: {best} is nearest and {_has(short[0])}"
     return "; ".join(_change(reason, need) for reason in by_node[best])
+
+
+def _machine(need: Need) -> str:
+    """What a node must have that no command gives it, in words."""
+    resources = need.resources
+    words = f"{resources.gpus} GPU{'s' if resources.gpus != 1 else ''}"
+    if resources.gpu_memory_bytes:
+        words += f" of {resources.gpu_memory_bytes / (1 << 30):.1f} GiB"
+    if resources.compute_capability is not None:
+        words += " and compute capability {}.{}".format(*resources.compute_capability)
+    return words
+
+
+def _has(reason: Reason) -> str:
+    return reason.text.removeprefix(f"{reason.node}: ")
 
 
 def _by_node(reasons: Iterable[Reason]) -> dict[NodeId, list[Reason]]:
@@ -150,12 +177,6 @@ def _change(reason: Reason, need: Need) -> str:
             return f"free CPU threads on {node}, or ask for fewer than {resources.cpu_threads}: {reason.value}"
         case "memory":
             return f"free memory on {node}, or ask for less than {reason.needed}: {reason.value} is free"
-        case "gpus":
-            return f"add a node with {resources.gpus} GPUs, or ask for fewer: {node} has {reason.value}"
-        case "gpu-memory":
-            return f"add a node whose GPUs have {reason.needed}, or ask for less: {node} has {reason.value}"
-        case "compute-capability":
-            return f"add a node with compute capability {reason.needed}: {node} has {reason.value}"
     return f"{node}: {reason.check} {reason.value} must become {reason.needed}"
 
 
@@ -175,7 +196,7 @@ def _standing(world: World, shard: Shard, now: float) -> Standing:
         words.append(f"attempt {shard.restarts + 1}")
     if shard.status is not None and shard.status.progress is not None and state is not ShardState.READY:
         done = shard.status.progress
-        words.append(f"{done.what}: {done.done}" + (f" of {done.total}" if done.total is not None else ""))
+        words.append(f"{done.what}: {done.done / done.total:.0%} done" if done.total else f"{done.what}: {done.done}")
     return Standing(
         shard=shard.id, node=shard.node, generation=shard.generation, state=state.value, text="; ".join(words)
     )

@@ -12,7 +12,7 @@ from llmgw.plane import operate
 from llmgw.plane.checks import Need
 from llmgw.plane.place import Choice, Rooms, place
 from llmgw.plane.why import nearest, smallest, why
-from llmgw.plane.world import Stage, World
+from llmgw.plane.world import Stage, Unplaced, World
 from llmgw.wire.facts import ModelName, NodeId, Progress, ShardState
 from tests.plane.worlds import CLOCK, GIB, hear, model, profile, ready, register, settle, status, world
 
@@ -80,12 +80,21 @@ def test_several_changes_of_one_node_are_all_named() -> None:
 @pytest.mark.parametrize(
     ("fields", "change"),
     [
-        ({"gpus": 2}, "add a node with 2 GPUs, or ask for fewer: n1 has 1"),
+        ({"gpus": 2}, "add a node with 2 GPUs, or ask for less: n1 is nearest and has 1 GPUs, 2 needed"),
         (
             {"gpus": 1, "gpu_memory": 100 * GIB},
-            "add a node whose GPUs have 100.0 GiB, or ask for less: n1 has 80.0 GiB",
+            "add a node with 1 GPU of 100.0 GiB, or ask for less: "
+            "n1 is nearest and has GPUs of 80.0 GiB memory, not 100.0 GiB: 0 left, 1 needed",
         ),
-        ({"gpus": 1, "capability": (10, 0)}, "add a node with compute capability 10.0: n1 has 9.0"),
+        (
+            {"gpus": 1, "capability": (10, 0)},
+            "add a node with 1 GPU and compute capability 10.0, or ask for less: "
+            "n1 is nearest and has GPUs of compute capability 9.0, not 10.0: 0 left, 1 needed",
+        ),
+        (
+            {"gpus": 2, "engine": "sglang"},
+            "add a node with 2 GPUs, or ask for less: n1 is nearest and has 1 GPUs, 2 needed",
+        ),
         ({"threads": 9}, "free CPU threads on n1, or ask for fewer than 9: 8 of 8 free"),
         ({"memory": 65 * GIB}, "free memory on n1, or ask for less than 65.0 GiB: 64.0 GiB is free"),
         ({"disk": 2000 * GIB}, "free disk for weights on n1: 2000.0 GiB needed, 1000.0 GiB there"),
@@ -95,6 +104,25 @@ def test_several_changes_of_one_node_are_all_named() -> None:
 def test_each_change_names_the_node_and_both_numbers(fields: dict[str, object], change: str) -> None:
     here = world(register("n1", gpu=1), models=[model(of=profile(**fields))])  # type: ignore[arg-type]
     assert why(here, TINY, 0.0).smallest_change == change
+
+
+def test_a_placed_shard_that_fits_on_its_node_no_more_still_names_the_nodes_in_the_way() -> None:
+    here, _ = settle(world(register("n1"), models=[model(of=profile(threads=2))]))
+    here = hear(here, "n1", status("tiny-0-0", 1, ShardState.FAILED, cause="out of memory"), 10.0)
+    here = attrs.evolve(
+        here,
+        unplaced=here.unplaced.set(
+            TINY, Unplaced(TINY, 1, 0, Rooms(cordoned(here, "n1"), 0.0).refused(Need.of(model())), "uncordon it")
+        ),
+    )
+    found = why(here, TINY, 10.0)
+    assert found.text == "every replica has its place, 0 of 1 are ready; for 1 of them no node passes every check"
+    assert [reason.check for reason in found.reasons] == ["cordon"]
+    assert found.smallest_change == "uncordon it"
+
+
+def test_a_model_scaled_to_zero_says_that_none_is_wanted() -> None:
+    assert why(world(register("n1"), models=[model(replicas=0)]), TINY, 0.0).text == "no replica is wanted"
 
 
 def test_a_failing_shard_is_shown_with_its_cause_and_the_next_attempt() -> None:
@@ -112,7 +140,7 @@ def test_a_fetching_shard_shows_its_progress_and_a_silent_node_its_stage() -> No
     node = here.nodes[NodeId("n1")]
     here = attrs.evolve(here, nodes=here.nodes.set(node.id, attrs.evolve(node, stage=Stage.UNREACHABLE)))
     (standing,) = why(here, TINY, 2.0).standings
-    assert "n1 is unreachable; weights: 5 of 10" in standing.text
+    assert "n1 is unreachable; weights: 50% done" in standing.text
 
 
 def test_a_removed_models_last_shards_are_still_explained() -> None:

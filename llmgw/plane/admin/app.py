@@ -11,7 +11,7 @@ import trio
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from llmgw.plane.admin import answers, bandwidthpage, page
+from llmgw.plane.admin import answers, bandwidthpage, fabricpage, page
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
 from llmgw.plane.admin.seams import Traffic
@@ -77,4 +77,5 @@ def app(admin: Admin) -> QuartTrio:
         quart.register_blueprint(blueprint(admin), url_prefix="/api/v1")
     quart.register_blueprint(page.blueprint(admin))
     quart.register_blueprint(bandwidthpage.blueprint(admin))
+    quart.register_blueprint(fabricpage.blueprint(admin))
     return quart

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from llmgw.plane.why import why
 from llmgw.plane.world import Failure, Model, Node, Shard, Stray, World
 from llmgw.wire.api import (
     FailureView,
@@ -13,6 +14,7 @@ from llmgw.wire.api import (
     ReasonView,
     ReplicaView,
     ShardView,
+    StandingView,
     WhyReply,
 )
 from llmgw.wire.facts import ModelName, ReplicaId, ShardState
@@ -207,15 +209,13 @@ def _tally(reasons: Iterable[object]) -> str:
 
 
 def why_reply(model: ModelName, world: World, now: float, wall: float) -> WhyReply:
-    """Why a model has fewer replicas than wanted, per node (D7); it must be wanted or have replicas."""
-    unplaced = world.unplaced.get(model)
-    wanted = world.models.get(model)
-    replicas = replica_views(world, now, wall, model=model)
+    """Why a model has fewer replicas than wanted, per node (D7). Raises NotFound."""
+    found = why(world, model, now)
     return WhyReply(
         model=model,
-        wanted=wanted.replicas if wanted else 0,
-        placed=len(replicas),
-        ready=sum(view.state == ShardState.READY for view in replicas),
+        wanted=found.wanted,
+        placed=found.placed,
+        ready=found.ready,
         waiting=waiting(world, now)[0],
         reasons=tuple(
             ReasonView(
@@ -226,17 +226,22 @@ def why_reply(model: ModelName, world: World, now: float, wall: float) -> WhyRep
                 age=reason.age,
                 text=reason.text,
             )
-            for reason in (unplaced.reasons if unplaced else ())
+            for reason in found.reasons
         ),
-        smallest_change=unplaced.smallest_change if unplaced else "",
-        replicas=replicas,
+        smallest_change=found.smallest_change,
+        replicas=replica_views(world, now, wall, model=model),
+        text=found.text,
+        standings=tuple(
+            StandingView(shard=one.shard, node=one.node, generation=one.generation, state=one.state, text=one.text)
+            for one in found.standings
+        ),
     )
 
 
 def waiting(world: World, now: float) -> tuple[str, float | None]:
-    """What the plane waits for before it decides again (D2, D3), and the seconds left; "" when it decides."""
-    if world.frozen is not None:
-        return world.frozen.reason, max(0.0, world.frozen.until - now)
+    """What the plane puts off and why (D2, D3), and the seconds left; "" when it puts nothing off."""
     if world.settling_until is not None and world.settling_until > now:
-        return "waiting for the nodes it knows to come back before anything is placed", world.settling_until - now
+        return "nothing is placed before the known nodes have had time to come back", world.settling_until - now
+    if world.frozen is not None:
+        return f"no node is taken for lost: {world.frozen.reason}", max(0.0, world.frozen.until - now)
     return "", None
