@@ -47,9 +47,10 @@ class Reports:
                 happened += self._take(id_, node, reported)
             if turns.over():
                 await turns.next()
-        for id_ in [id_ for id_ in self._reported if id_ not in world.nodes]:
-            del self._reported[id_]
-            self.managers = gone(self.managers, self._keys.pop(id_, ()))
+        if len(self._reported) > len(world.nodes):
+            for id_ in [id_ for id_ in self._reported if id_ not in world.nodes]:
+                del self._reported[id_]
+                self.managers = gone(self.managers, self._keys.pop(id_, ()))
         self.managers, more = judge(self.managers, self._clock(), self._patience)
         happened += more
         renamed = [
