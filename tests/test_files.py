@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from llmgw.errors import BadInput, LlmgwError, NotFound
-from llmgw.files import PRIVATE, make_directory, read_whole, refuse_shared, write_whole
+from llmgw.errors import BadInput, Conflict, LlmgwError, NotFound
+from llmgw.files import PRIVATE, alone, make_directory, read_whole, refuse_shared, write_whole
 
 
 def test_a_secret_is_never_readable_by_others_not_even_over_an_older_open_file(tmp_path: Path) -> None:
@@ -70,3 +72,19 @@ def test_a_secret_that_others_can_read_is_refused_with_the_command_that_mends_it
         refuse_shared(path, "the key")
     path.chmod(0o400)
     refuse_shared(path, "the key")
+
+
+def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
+    hold = "import sys; from pathlib import Path; from llmgw.files import alone\n"
+    hold += "with alone(Path(sys.argv[1]), 'x'): print(flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", hold, str(tmp_path / "lock")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(Conflict, match=rf"another agent is running in {tmp_path} already \(pid {holder.pid}\)"):
+            with alone(tmp_path / "lock", "another agent"):
+                raise AssertionError("that is not alone")
+        holder.kill()
+        holder.wait()
+    with alone(tmp_path / "lock", "another agent"):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"

@@ -20,8 +20,8 @@ from cryptography import x509
 from llmgw import __version__, pki, tls
 from llmgw.errors import BadInput, Conflict, LlmgwError, Refused, TimedOut, Unavailable
 from llmgw.files import make_directory, write_whole
-from llmgw.node.identity import IDENTITY, Identity, pending_request, store
 from llmgw.node.epoch import EPOCH
+from llmgw.node.identity import IDENTITY, Identity, pending_request, store
 from llmgw.node.link import Address, address
 from llmgw.node.settings import load
 from llmgw.pki import Role

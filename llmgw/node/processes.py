@@ -152,6 +152,14 @@ def members(
     return {pid: everybody[pid] for pid in found if everybody[pid].alive}
 
 
+def descends(seen: Seen, ancestor: int) -> bool:
+    """Whether a process was started by another one, directly or not, as far as the kernel still knows."""
+    known: Seen | None = seen
+    while known is not None and known.pid != ancestor:
+        known = look(known.parent) if known.parent else None
+    return known is not None
+
+
 def carrying(name: str, value: str, everybody: Iterable[int]) -> Iterator[int]:
     """The processes whose environment has this variable with this value."""
     mark = f"{name}={value}".encode()

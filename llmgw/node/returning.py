@@ -5,6 +5,7 @@ Reading /proc may take some milliseconds for each process: call `returned` and `
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -96,11 +97,12 @@ def orphans(state: Path, tokens: set[str]) -> tuple[Life, ...]:
 
 
 async def end_left_probes(state: Path) -> None:
-    """End what an agent that was killed had started only to try an engine; an engine itself carries no such mark."""
+    """End what an agent that was killed had started and is no engine: probes, bandwidth tests, scans (SD03)."""
 
     def end() -> None:
         for seen, env in _marked(state):
-            if environment.PROBE in env:
+            # What this agent has started by now carries the same mark.
+            if env.get(environment.PROBE) and not processes.descends(seen, os.getpid()):
                 kill(seen)
 
     await trio.to_thread.run_sync(end)

@@ -143,9 +143,7 @@ def host_name() -> NodeId:
     try:
         pki.check_name(name)
     except BadInput as error:
-        raise BadInput(
-            f"this machine's name {name!r} cannot be a node's", remedy=f"{NAMED}: {error.remedy}"
-        ) from None
+        raise BadInput(f"this machine's name {name!r} cannot be a node's", remedy=f"{NAMED}: {error.remedy}") from None
     if name.partition(".")[0] == "localhost":
         raise BadInput(f"this machine is called {name!r}, as any other may be", remedy=NAMED)
     return NodeId(name)

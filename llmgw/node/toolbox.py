@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from llmgw.errors import Failed
+from llmgw.node.engines.environment import PROBE
 from llmgw.node.run import NotStarted, Ran, run
 from llmgw.rdma import perftest
 from llmgw.rdma.command import Tools
@@ -75,7 +76,9 @@ class Toolbox:
         last: Ran | None = None
         for step in steps:
             try:
-                last = await run(step, limit=INSTALL_WITHIN / len(steps), env={"DEBIAN_FRONTEND": "noninteractive"})
+                # Unmarked: a package manager that is killed in the middle leaves its database in pieces.
+                env = {"DEBIAN_FRONTEND": "noninteractive", PROBE: ""}
+                last = await run(step, limit=INSTALL_WITHIN / len(steps), env=env)
             except NotStarted as error:
                 return str(error)
         if shutil.which("ib_write_bw"):

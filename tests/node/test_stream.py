@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NoReturn
 
+import attrs
 import pytest
 import trio
 from msgspec import structs
@@ -29,7 +30,21 @@ from llmgw.wire.control import (
     StopShard,
     Withdraw,
 )
-from llmgw.wire.facts import Gid, Interface, ModelName, NodeId, Port, ReplicaId, ShardId, ShardState, Weights
+from llmgw.wire.facts import (
+    Gid,
+    Gpu,
+    Grade,
+    Host,
+    Interface,
+    ModelName,
+    NodeId,
+    Port,
+    Problem,
+    ReplicaId,
+    ShardId,
+    ShardState,
+    Weights,
+)
 from llmgw.wire.stream import Closed
 from tests.fakes.frames import MemoryFrames, pair
 
@@ -312,12 +327,88 @@ def test_a_register_past_the_first_frames_limit_is_told_in_two() -> None:
         weights=tuple(Weights(source=f"hf://org/{n}") for n in range(500)),
     )
     register, later = lean(whole)
-    assert len(encode(register)) < MOST_BYTES_STRANGER < len(encode(whole))
-    assert later is not None
-    assert later.port_facts == whole.ports
-    assert later.weights == whole.weights
-    crowded = structs.replace(
-        whole,
-        host=structs.replace(whole.host, interfaces=tuple(Interface(name=f"veth{n}" * 20) for n in range(3000))),
-    )
-    assert len(encode(lean(crowded)[0])) < MOST_BYTES_STRANGER
+    assert len(encode(register)) <= MOST_BYTES_STRANGER < len(encode(whole))
+    assert [port.device for port in register.ports] == [port.device for port in whole.ports]
+    assert later is whole
+    small = structs.replace(whole, ports=(), weights=())
+    assert lean(small) == (small, None)
+
+
+@pytest.mark.parametrize(
+    "crowd",
+    [
+        lambda r: structs.replace(r, host=Host(interfaces=tuple(Interface(name=f"veth{n}" * 20) for n in range(3000)))),
+        lambda r: structs.replace(r, gpus=tuple(Gpu(uuid=f"GPU-{n}" * 10, index=n) for n in range(1000))),
+        lambda r: structs.replace(r, ports=tuple(Port(device=f"mlx5_{n}" * 50) for n in range(1000))),
+        lambda r: structs.replace(
+            r,
+            problems=tuple(Problem(subject="node", code=f"c{n}" * 40, grade=Grade.WARN, text="") for n in range(1000)),
+        ),
+        lambda r: structs.replace(r, labels={f"label{n}": "x" * 100 for n in range(1000)}),
+        lambda r: structs.replace(
+            r,
+            shards=tuple(
+                structs.replace(status(), shard=ShardId(f"m-{n}"), lines=("x" * 500,) * 20, detail="d" * 500)
+                for n in range(200)
+            ),
+        ),
+    ],
+)
+def test_whatever_a_node_has_too_much_of_its_first_frame_is_accepted_and_tells_every_shard(
+    crowd: Callable[[Register], Register],
+) -> None:
+    whole = crowd(Register(node=NodeId("n1"), version="0.1.0", shards=(status(),), epoch=7))
+    assert len(encode(whole)) > MOST_BYTES_STRANGER
+    register, later = lean(whole)
+    assert len(encode(register)) <= MOST_BYTES_STRANGER
+    assert [told.shard for told in register.shards] == [told.shard for told in whole.shards]
+    assert (register.node, register.epoch) == (whole.node, whole.epoch)
+    assert later is whole
+
+
+async def test_changes_older_than_the_register_are_not_told_behind_it() -> None:
+    daemon = Daemon()
+    daemon.tell_change.send_nowait(status(ShardState.STARTING))
+    async with daemon.open() as plane:
+        daemon.tell_change.send_nowait(status(ShardState.DRAINING))
+        assert await hear(plane) == status(ShardState.DRAINING)
+
+
+async def test_a_failure_inside_a_stream_ends_it_and_not_the_agent() -> None:
+    daemon = Daemon()
+
+    def fail(registered: Registered) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    ours, theirs = pair()
+    async with trio.open_nursery() as nursery:
+
+        async def carry() -> None:
+            duties = attrs.evolve(daemon.duties(), obey=fail)
+            daemon.goodbye = await PlaneStream(ours, duties).run()
+
+        nursery.start_soon(carry)
+        await hear(theirs)
+        await say(theirs, Registered(plane="p", version="0.1.0", epoch=1, heartbeat=5.0))
+    assert daemon.goodbye is not None
+    assert daemon.goodbye.reason == "the agent itself failed: division by zero; its log says more"
+
+
+async def test_a_plane_that_does_not_even_read_the_register_is_left(autojump_clock: MockClock) -> None:
+    daemon = Daemon()
+    ours, _theirs = pair()
+    ours.stalled = True
+    await daemon.carry(ours)
+    assert daemon.goodbye is not None
+    assert daemon.goodbye.reason == "no acknowledgement within 15 s"
+
+
+@pytest.mark.parametrize("period", [0.0, -1.0, float("nan"), float("inf")])
+async def test_a_pace_that_nobody_could_keep_is_not_taken(period: float, autojump_clock: MockClock) -> None:
+    daemon = Daemon()
+    async with daemon.open(acknowledge=False) as plane:
+        await hear(plane)
+        await say(plane, Registered(plane="p", version="0.1.0", epoch=1, heartbeat=period))
+        began = trio.current_time()
+        assert isinstance(await hear(plane), Heartbeat)
+        assert trio.current_time() - began == pytest.approx(5.0)
