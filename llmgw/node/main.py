@@ -19,6 +19,7 @@ from msgspec import structs
 
 from llmgw import __version__, log
 from llmgw.errors import BadInput
+from llmgw.files import alone, make_directory
 from llmgw.node.answers import Answers, Say, features
 from llmgw.node.doctor.run import doctor
 from llmgw.node.engines.environment import PROBE, STATE
@@ -26,7 +27,6 @@ from llmgw.node.engines.installed import Installed
 from llmgw.node.engines.llamacpp import LlamaCpp
 from llmgw.node.engines.sglang import Sglang
 from llmgw.node.engines.vllm import Vllm
-from llmgw.files import alone, make_directory
 from llmgw.node.epoch import EPOCH, Epoch
 from llmgw.node.fabric import Scanner
 from llmgw.node.identity import Identity, renewals
