@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import attrs
 import pytest
 import trio
 from click.testing import CliRunner, Result
@@ -16,12 +15,10 @@ from msgspec.structs import replace
 from quart_trio import QuartTrio
 
 from llmgw.aside import here
-from llmgw.ctl import fabrics as commands
 from llmgw.ctl.main import ctl
 from llmgw.errors import AgentGone
 from llmgw.plane.admin import app as app_module
-from llmgw.plane.admin import fabricpage, serve
-from llmgw.plane.admin.api import fabrics as api
+from llmgw.plane.admin import serve
 from llmgw.plane.admin.app import Admin
 from llmgw.plane.fabrics.desk import FabricDesk
 from llmgw.rdma.fabric import Map, PortState
@@ -50,13 +47,6 @@ def broken() -> Map:
     return replace(found, states=states)
 
 
-@attrs.define
-class Has:
-    """What the blueprint needs of the admin application."""
-
-    fabrics: FabricDesk | None
-
-
 async def seen(*maps: Map | Exception) -> tuple[Plane, FabricDesk]:
     """A plane that saw these maps one after the other; the last one again and again."""
     left = list(maps)
@@ -82,19 +72,10 @@ async def serving(
     real = app_module.app
 
     def app(admin: Admin) -> QuartTrio:
-        if hasattr(admin, "fabrics"):
-            admin.fabrics = desk
-        quart = real(admin)
-        if "fabrics" not in quart.blueprints:
-            quart.register_blueprint(api.blueprint(Has(desk)), url_prefix="/api/v1")
-        if "fabricpage" not in quart.blueprints:
-            quart.register_blueprint(fabricpage.blueprint(admin))
-        return quart
+        admin.fabrics = desk
+        return real(admin)
 
     monkeypatch.setattr(serve, "app", app)
-    for command in commands.COMMANDS:
-        if command.name not in ctl.commands:
-            ctl.add_command(command)
     for name in list(os.environ):
         if name.startswith("LLMGW_"):
             monkeypatch.delenv(name)
