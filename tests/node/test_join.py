@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,11 +15,13 @@ from pathlib import Path
 import attrs
 import pytest
 import structlog
+import structlog.testing
 import trio
 import trio_websocket as ws
 
 from llmgw import pki, tls
 from llmgw.errors import BadInput, Conflict, LlmgwError, Refused, Unavailable
+from llmgw.node.epoch import EPOCH
 from llmgw.node.identity import IDENTITY, PENDING, Identity
 from llmgw.node.join import join
 from llmgw.pki import DAY, Role
@@ -345,6 +349,54 @@ async def test_settings_that_are_there_stay_as_they_are(plane: Plane, directory:
     async with plane.listening() as url:
         await join(url, text, NODE, directory)
     assert (directory / "node.toml").read_text() == 'address = "10.0.0.1"\n'
+
+
+async def test_settings_that_name_another_plane_are_remarked_on(plane: Plane, directory: Path) -> None:
+    await trio.Path(directory).mkdir()
+    text, _ = await plane.tokens.create(60)
+    async with plane.listening() as url:
+        (directory / "node.toml").write_text('planes = ["wss://old.example"]\n')
+        with structlog.testing.capture_logs() as logs:
+            await join(url, text, NODE, directory)
+    assert any(f"does not name {url}" in entry["event"] for entry in logs)
+
+
+async def test_a_join_anew_forgets_what_the_former_plane_was_obeyed_in(plane: Plane, directory: Path) -> None:
+    await trio.Path(directory).mkdir()
+    (directory / EPOCH).write_text("41\n")
+    text, _ = await plane.tokens.create(60)
+    async with plane.listening() as url:
+        await join(url, text, NODE, directory)
+    assert not (directory / EPOCH).exists()
+
+
+@pytest.mark.parametrize("how", ["@", "-"])
+async def test_a_token_need_not_stand_where_ps_shows_it(plane: Plane, directory: Path, how: str) -> None:
+    text, _ = await plane.tokens.create(60)
+    file = plane.directory / "token"
+    file.write_text(f"{text}\n")
+    program = [sys.executable, "-c", "from llmgw.cli import node; node()"]
+    async with plane.listening() as url:
+        argv = [*program, "join", url, "--token", f"@{file}" if how == "@" else "-", "--name", NODE]
+        done = await trio.run_process(
+            [*argv, "--dir", str(directory)], stdin=f"{text}\n".encode(), capture_stdout=True, capture_stderr=True
+        )
+    assert f"Joined as {NODE}" in done.stdout.decode()
+
+
+def test_every_file_of_an_identity_is_its_owners(directory: Path, plane: Plane) -> None:
+    async def joined() -> None:
+        text, _ = await plane.tokens.create(60)
+        async with plane.listening() as url:
+            await join(url, text, NODE, directory)
+
+    umask = os.umask(0)
+    try:
+        trio.run(joined)
+    finally:
+        os.umask(umask)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory, *directory.iterdir())}
+    assert modes == {"node": 0o700, IDENTITY: 0o600, "ca.pem": 0o644, "node.toml": 0o644}
 
 
 async def test_the_join_says_which_version_comes(plane: Plane, directory: Path) -> None:
