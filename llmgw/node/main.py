@@ -233,7 +233,10 @@ def assemble(settings: NodeSettings) -> Node:
     directory = settings.directory
     logs = Logs(directory / "logs", log.ring, most_bytes=settings.logs.bytes, keep=settings.logs.keep)
     commands = {name: engine.command for name, engine in settings.engines.items()}
-    installed = Installed([LlamaCpp(), Vllm(), Sglang()], commands=commands, state=directory)
+    environments = {name: engine.env for name, engine in settings.engines.items()}
+    installed = Installed(
+        [LlamaCpp(), Vllm(), Sglang()], commands=commands, environments=environments, state=directory
+    )
     newest = [Register(node=NodeId(""), version="")]
     survey = Survey(settings.view, lambda: shards.pids())
 

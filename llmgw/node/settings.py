@@ -50,7 +50,6 @@ class EngineSettings:
     """[engines.NAME]: the program that is this engine here. `env` is added to its environment."""
 
     command: tuple[str, ...] = attrs.field(validator=attrs.validators.min_len(1))
-    version: str = ""
     env: Mapping[str, str] = attrs.field(factory=dict)
 
 

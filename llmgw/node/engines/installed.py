@@ -88,10 +88,17 @@ class Installed:
     """The engines of this node, found and tried. `changed` moves when what `installs` says has changed."""
 
     def __init__(
-        self, adapters: Iterable[Engine], *, commands: Mapping[str, Sequence[str]] | None = None, state: Path
+        self,
+        adapters: Iterable[Engine],
+        *,
+        commands: Mapping[str, Sequence[str]] | None = None,
+        environments: Mapping[str, Mapping[str, str]] | None = None,
+        state: Path,
     ) -> None:
+        """`commands` and `environments` are what the node's settings say of an engine, by its name."""
         self._adapters = {adapter.name: adapter for adapter in adapters}
         self._commands = dict(commands or {})
+        self._environments = dict(environments or {})
         self._state = state.absolute()
         self._tried: dict[str, tuple[tuple[object, ...], Found | LlmgwError]] = {}
         self._trying = {name: trio.Lock() for name in self._adapters}
@@ -131,6 +138,7 @@ class Installed:
                     f"{engine} is not installed on this node",
                     remedy="install it, or name its command in the node's settings",
                 )
+            place = attrs.evolve(place, env={**place.env, **self._environments.get(engine, {})})
             mark, tried = self._tried.get(engine, ((), None))
             if tried is None or mark != place.mark:
                 try:
