@@ -46,10 +46,8 @@ def create(ttl: str, node: str, replace: bool, note: str, output: str) -> None:
         made = answer.read(TokenReply)
         # The token alone goes to stdout, so that a script can take it from there.
         click.echo(made.token)
-        click.echo(
-            f"Good once, for {age(made.expires_in)}. On the machine: llmgw-node join wss://PLANE:7443 --token ...",
-            err=True,
-        )
+        join = f"llmgw-node join {made.plane or 'wss://PLANE:7443'} --token ..." + (f" --name {node}" if node else "")
+        click.echo(f"Good once, for {age(made.expires_in)}. On the machine: {join}", err=True)
 
     run(act, output=output)
 

@@ -118,6 +118,8 @@ class Listener:
         with trio.fail_after(HANDSHAKE_WITHIN):
             # Whoever connects and says nothing (a health check, a scanner) must not hold one of the places.
             await trio.lowlevel.wait_readable(socket.socket)
+            if not await socket.socket.recv(1, trio.socket.MSG_PEEK):
+                return  # it only looked whether somebody listens
         secure = TlsStream(socket, self.context(), server_side=True)
         try:
             async with self._handshakes:

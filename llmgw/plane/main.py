@@ -236,6 +236,7 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
         administrator=plane.administrator,
         traffic=lambda: Traffic(in_flight=plane.in_flight.all()),
         name=settings.name,
+        agents_url=settings.agents_url,
         bandwidth=Desk(plane.hub, plane.store, plane.fleet.world, plane.in_flight.all, maps=plane.fabrics),
         fabrics=FabricDesk(plane.fabrics, lambda: plane.fleet.world.value),
     )

@@ -100,6 +100,12 @@ class PlaneSettings:
     def wanted_engines(self) -> tuple[EngineInstall, ...]:
         return tuple(EngineInstall(engine=name, version=version) for name, version in sorted(self.engines.items()))
 
+    @property
+    def agents_url(self) -> str:
+        """Where agents of other machines find this plane."""
+        host = self.hosts[0] if self.hosts else self.name
+        return self.advertise or f"wss://{Listen(host, self.agents_listen.port)}"
+
     def path(self, relative: Path) -> Path:
         """A path of these settings, as it is from anywhere."""
         return self.directory / relative

@@ -533,13 +533,14 @@ class TokensReply(Struct, frozen=True, kw_only=True):
 
 
 class TokenReply(Struct, frozen=True, kw_only=True):
-    """A new join token. The secret is shown this once; the plane keeps only its hash."""
+    """A new join token. The secret is shown this once; the plane keeps only its hash. `plane` is where to join."""
 
     api: int = API
     id: str = ""
     token: str = ""
     expires_clock: float = 0.0
     expires_in: float = 0.0
+    plane: str = ""
 
 
 class CertView(Struct, frozen=True, kw_only=True):

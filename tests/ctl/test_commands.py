@@ -141,6 +141,7 @@ async def test_acknowledging_a_problem(rig: Rig) -> None:
 
 async def test_a_token_is_made_alone_on_stdout_then_revoked(rig: Rig) -> None:
     result = await call(rig, "token", "create", "--ttl", "30m", "--node", "node-c")
+    assert result.stderr.endswith("llmgw-node join wss://PLANE:7443 --token ... --name node-c\n")
     assert result.stdout.startswith("llmgw1.")
     assert len(result.stdout.split()) == 1
     assert "30m" in result.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+import structlog
 import trio
 from msgspec import structs
 
@@ -282,6 +283,15 @@ async def test_a_message_past_the_limit_closes_with_a_reason(tmp_path: Path) -> 
         with pytest.raises(Closed) as closed:
             await frames.receive()
         assert closed.value.code == 1009
+
+
+async def test_a_health_check_that_only_connects_is_not_worth_a_warning(tmp_path: Path) -> None:
+    async with running(tmp_path) as plane:
+        with structlog.testing.capture_logs() as logged:
+            async with await trio.open_tcp_stream(plane.address.host, plane.address.port) as stream:
+                await stream.send_eof()
+                assert await stream.receive_some() == b""
+        assert logged == []
 
 
 async def test_bytes_that_are_no_tls_hurt_nobody(tmp_path: Path) -> None:

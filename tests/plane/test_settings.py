@@ -129,3 +129,16 @@ def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path: Path) -> N
     assert find(None, tmp_path) is None
     (tmp_path / "plane.toml").write_text("")
     assert find(None, tmp_path) == tmp_path / "plane.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ('name = "east"', "wss://east:7443"),
+        ('hosts = ["gw.example"]\nagents_listen = ":7543"', "wss://gw.example:7543"),
+        ('hosts = ["fd00::1"]', "wss://[fd00::1]:7443"),
+        ('hosts = ["gw.example"]\nadvertise = "wss://front.example:443"', "wss://front.example:443"),
+    ],
+)
+def test_agents_are_told_where_to_join(tmp_path: Path, text: str, url: str) -> None:
+    assert read(tmp_path, text).agents_url == url

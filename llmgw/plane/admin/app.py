@@ -11,7 +11,7 @@ import trio
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from llmgw.plane.admin import answers, bandwidthpage, fabricpage, page
+from llmgw.plane.admin import answers, bandwidthpage, fabricpage, nodepage, page
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
 from llmgw.plane.admin.seams import Traffic
@@ -42,6 +42,7 @@ class Admin:
     administrator: Administrator
     traffic: Callable[[], Traffic] = Traffic
     name: str = "plane"
+    agents_url: str = "wss://PLANE:7443"
     clock: Callable[[], float] = trio.current_time
     wall: Callable[[], float] = time.time
     since: float = attrs.field(factory=trio.current_time)
@@ -78,4 +79,5 @@ def app(admin: Admin) -> QuartTrio:
     quart.register_blueprint(page.blueprint(admin))
     quart.register_blueprint(bandwidthpage.blueprint(admin))
     quart.register_blueprint(fabricpage.blueprint(admin))
+    quart.register_blueprint(nodepage.blueprint(admin))
     return quart

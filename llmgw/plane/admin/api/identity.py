@@ -34,7 +34,13 @@ def blueprint(admin: Admin) -> Blueprint:
             wanted.seconds, node=wanted.node or None, note=wanted.note, replace=wanted.replace
         )
         return answer(
-            TokenReply(id=token.id, token=text, expires_clock=token.expires, expires_in=token.expires - admin.wall()),
+            TokenReply(
+                id=token.id,
+                token=text,
+                expires_clock=token.expires,
+                expires_in=token.expires - admin.wall(),
+                plane=admin.agents_url,
+            ),
             201,
         )
 
