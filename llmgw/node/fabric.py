@@ -20,7 +20,7 @@ import trio
 from llmgw.aside import aside
 from llmgw.errors import BadInput, Failed
 from llmgw.node.answers import Answers, Say
-from llmgw.node.mapping import Asked, Mapped, State, confirmed, mapped, tabled
+from llmgw.node.mapping import Asked, Mapped, State, Suspect, confirmed, mapped, tabled
 from llmgw.node.tools import Printed, printed, run
 from llmgw.rdma import sminfo
 from llmgw.rdma.ran import Ran, Trouble, trouble, unanswered
@@ -36,7 +36,7 @@ from llmgw.wire.control import (
 from llmgw.wire.facts import Port, PortManagers, SubnetManager
 
 #: Seconds. A whole scan stays within the three minutes that its asker waits (A10).
-DISCOVERY_WITHIN, COUNTING_WITHIN, QUERY_WITHIN, ROUTES_WITHIN = 110.0, 40.0, 10.0, 120.0
+DISCOVERY_WITHIN, COUNTING_WITHIN, CONFIRMING_WITHIN, QUERY_WITHIN, ROUTES_WITHIN = 100.0, 40.0, 20.0, 10.0, 120.0
 
 Ports = Callable[[], Sequence[Port]]
 
@@ -87,11 +87,7 @@ class Scanner:
                     raise Failed(f"{device}/{number}: {answer.trouble}")
                 packed = answer.map
                 if answer.suspects:
-                    states = [
-                        State(one.guid, one.port, ran.out)
-                        for one in answer.suspects
-                        if (ran := await self._portinfo(device, number, one.route, one.port)) is not None
-                    ]
+                    states = await self._states(device, number, answer.suspects)
                     packed = await aside(confirmed, packed, msgspec.msgpack.encode(states))
                 raw = b""
                 if request.raw:
@@ -211,6 +207,16 @@ class Scanner:
         if why is not None:
             return str(why)
         return f"{ran.tool}: some switches did not answer" if unanswered(ran) else ""
+
+    async def _states(self, device: str, number: int, suspects: Sequence[Suspect]) -> list[State]:
+        """What the ends of slow links say of themselves, as far as they answer in time."""
+        states: list[State] = []
+        with trio.move_on_after(CONFIRMING_WITHIN):
+            for one in suspects:
+                ran = await self._portinfo(device, number, one.route, one.port)
+                if ran is not None:
+                    states.append(State(one.guid, one.port, ran.out))
+        return states
 
     async def _portinfo(self, device: str, number: int, route: str, port: int) -> Ran | None:
         ran = await self._query("smpquery", device, number, "-D", "portinfo", route, str(port))

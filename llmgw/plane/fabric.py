@@ -13,11 +13,12 @@ from typing import Protocol, TypeVar
 
 import attrs
 import msgspec
+import structlog
 import trio
 
 from llmgw.aside import aside
 from llmgw.cell import Cell
-from llmgw.errors import BadInput, LlmgwError, NotFound, Unavailable
+from llmgw.errors import BadInput, Failed, LlmgwError, NotFound, Unavailable
 from llmgw.plane.events import Events
 from llmgw.plane.fabrics import told, verdict, whose
 from llmgw.plane.fabrics.kept import Kept, Scan
@@ -31,6 +32,8 @@ from llmgw.wire.control import Request, RoutesReply, RoutesRequest, ScanReply, S
 from llmgw.wire.facts import NodeId
 
 R = TypeVar("R")
+
+log = structlog.get_logger("llmgw.fabrics")
 
 #: Seconds that a scan may take (A10), and how often managers are judged and vantages looked for.
 SCAN_WITHIN, JUDGE_EVERY, LOOK_EVERY = 180.0, 1.0, 10.0
@@ -217,7 +220,11 @@ class Fabrics:
 
         async def one(name: str, looks: list[Vantage]) -> None:
             async with self._limit:
-                _, quiet[name] = await self._scan(name, looks[:2])
+                try:
+                    _, quiet[name] = await self._scan(name, looks[:2])
+                except LlmgwError as error:
+                    # The store's, most likely: one fabric's scan is lost, and the next round comes.
+                    log.warning("scan not kept", fabric=name, error=str(error))
 
         await self.look_for_vantages()
         async with trio.open_nursery() as nursery:
@@ -267,9 +274,11 @@ class Fabrics:
             replicas=await whose.replicas(self._fleet.world.value),
             strangers=tuple(strangers),
         )
-        found = msgspec.msgpack.decode(
-            await self._think(verdict.judged, msgspec.msgpack.encode(question)), type=Verdict
-        )
+        try:
+            answer = await self._think(verdict.judged, msgspec.msgpack.encode(question))
+        except Failed as error:
+            return await self._failed(name, f"{look}: {error}", forced), frozenset()
+        found = msgspec.msgpack.decode(answer, type=Verdict)
         if found.unreadable:
             return await self._failed(name, f"{look}: the map cannot be read: {found.unreadable}", forced), frozenset()
         name = await self._recognise(name, [strangers[guid] for guid in found.known])
@@ -322,7 +331,11 @@ class Fabrics:
             return
         maps = msgspec.msgpack.encode([self._standing[name].base for name in names])
         owners = msgspec.msgpack.encode(await whose.names(self._fleet.world.value))
-        answer = await self._think(verdict.misplaced, maps, owners)
+        try:
+            answer = await self._think(verdict.misplaced, maps, owners)
+        except Failed as error:
+            log.warning("cables in wrong leaves not looked for", error=str(error))
+            return
         found: dict[str, dict[str, Fault]] = {name: {} for name in names}
         for one in msgspec.msgpack.decode(answer, type=list[Misplacement]):
             found[names[one.index]][f"{one.fault.kind} {one.fault.key}"] = one.fault
@@ -340,7 +353,10 @@ class Fabrics:
     async def _watch_managers(self) -> None:
         look_again = self._clock()
         while True:
-            await self.look_at_managers()
+            try:
+                await self.look_at_managers()
+            except LlmgwError as error:
+                log.warning("fabrics' names not stored", error=str(error))
             if self._clock() >= look_again:
                 await self.look_for_vantages()
                 look_again = self._clock() + LOOK_EVERY

@@ -6,7 +6,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from llmgw.errors import AgentGone, BadInput, NotFound, Unavailable
+from llmgw.errors import AgentGone, BadInput, Failed, NotFound, Unavailable
 from llmgw.plane.fabrics.kept import NEWEST
 from llmgw.rdma.fabric import Map, PortCounters, unpack
 from llmgw.rdma.managers import Patience
@@ -270,6 +270,41 @@ async def test_history_is_bounded_and_its_maps_with_it() -> None:
     assert len(one.fabrics.kept.of(MASTER)) <= NEWEST + 2
     stored = (await one.store.load("fabrics/")).values
     assert len([key for key in stored if "/maps/" in key]) == len(one.fabrics.kept.of(MASTER))
+
+
+async def test_a_map_that_nobody_can_judge_is_a_failed_scan_and_the_next_round_comes() -> None:
+    one, _ = plane(the_tree, takes=0.0)
+    one.hears(on_fabric("a", ib_port(0), managers=[seen_by()]))
+    await one.fabrics.look_at_managers()
+    think = one.fabrics._think
+
+    async def killed(*args: object, **more: object) -> bytes:
+        raise Failed("judged in a process of its own ended with signal 9")
+
+    one.fabrics._think = killed
+    await one.fabrics.round()
+    assert one.kinds() == ["fabric-scan-failed"]
+    assert "signal 9" in one.events()[0].text
+    one.fabrics._think = think
+    await one.fabrics.round()
+    assert one.fabrics.standing(MASTER).whole is not None
+
+
+async def test_a_store_that_cannot_be_written_costs_a_scan_and_not_the_watch() -> None:
+    one, hub = plane(the_tree, takes=0.0)
+    one.hears(on_fabric("a", ib_port(0), managers=[seen_by()]))
+    await one.fabrics.look_at_managers()
+    commit = one.store.commit
+
+    async def full(*args: object, **more: object) -> int:
+        raise Unavailable("the disk is full")
+
+    one.store.commit = full  # type: ignore[method-assign]
+    await one.fabrics.round()
+    one.store.commit = commit  # type: ignore[method-assign]
+    await one.fabrics.round()
+    assert len(hub.asked) == 2
+    assert len(one.fabrics.kept.of(MASTER)) == 1
 
 
 async def test_a_scan_can_be_asked_for_now_by_fabric_or_by_port() -> None:

@@ -111,15 +111,14 @@ class Kept:
         """Keep one more scan, with its map if it has one, and drop old ones in the same commit; with its id."""
         self._last += 1
         scan = replace(scan, id=self._last, bytes=len(packed))
-        scans = self._scans.setdefault(scan.fabric, [])
-        scans.append(scan)
+        scans = [*self._scans.get(scan.fabric, ()), scan]
         drop = set(dropped(scans, scan.clock))
-        self._scans[scan.fabric] = [one for one in scans if one.id not in drop]
         puts = {_key(SCANS, scan.fabric, scan.id): msgspec.json.encode(scan)}
         if packed:
             puts[_key(MAPS, scan.fabric, scan.id)] = msgspec.json.encode(_Stored(packed))
         deletes = [_key(prefix, scan.fabric, id_) for id_ in drop for prefix in (SCANS, MAPS)]
         await self._store.commit(puts, deletes)
+        self._scans[scan.fabric] = [one for one in scans if one.id not in drop]
         return scan
 
     async def rename(self, old: str, new: str) -> None:

@@ -134,7 +134,7 @@ def judged(question: bytes) -> bytes:
 def misplaced(maps: bytes, names: bytes) -> bytes:
     """Every cable in the wrong leaf, over all maps together (they may be planes of the same hosts)."""
     owners = owners_of(msgspec.msgpack.decode(names, type=tuple[bytes, ...]))
-    given = [found for data in msgspec.msgpack.decode(maps, type=list[bytes]) if (found := _maybe(data)) is not None]
+    given = [_maybe(data) or Map() for data in msgspec.msgpack.decode(maps, type=list[bytes])]
     out: list[Misplacement] = []
     for wrong in leaves.rails(given, owners).misplaced:
         berth = wrong.berth
