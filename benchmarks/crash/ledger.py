@@ -1,0 +1,121 @@
+"""What is true of all machines at once, which no part of the fleet can see: and what must never be.
+
+Every engine that begins, every placement that is stored, told or routed is held against the rules of D4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+import trio
+
+from benchmarks.crash.kernel import Kernel, Process
+from llmgw.plane.gateway.route import routes_of
+from llmgw.plane.store.records import SHARDS, ShardRecord
+from llmgw.plane.world import World
+from llmgw.wire.control import ControlMessage, StartShard
+from llmgw.wire.facts import NodeId, ShardId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Attempt = tuple[ShardId, int]
+
+
+@attrs.define
+class Ledger:
+    """Counts what happened and collects what must not have."""
+
+    kernels: dict[str, Kernel] = attrs.field(factory=dict)
+    events: int = 0
+    duplicates: list[str] = attrs.field(factory=list)
+    wrongs: list[str] = attrs.field(factory=list)
+    commands: list[str] = attrs.field(factory=list)
+    on_step: Callable[[Kernel, str], bool] = lambda kernel, name: False
+    _stored: dict[Attempt, set[str]] = attrs.field(factory=dict)
+    _homes: dict[Attempt, str] = attrs.field(factory=dict)
+    _version: int = -1
+
+    def wrong(self, what: str) -> None:
+        self.wrongs.append(f"{trio.current_time():7.2f} s  {what}")
+
+    def live(self) -> list[tuple[Kernel, Process]]:
+        return [(kernel, process) for kernel in self.kernels.values() for process in kernel.engines()]
+
+    # --- engines -----------------------------------------------------------------------------------------
+
+    def step(self, kernel: Kernel, name: str) -> bool:
+        return self.on_step(kernel, name)
+
+    def began(self, kernel: Kernel, process: Process) -> None:
+        self.events += 1
+        attempt = (process.shard, process.generation)
+        self.commands.append(f"began {kernel.name} {attempt}")
+        if kernel.name not in self._stored.get(attempt, ()):
+            self.wrong(f"{attempt} began on {kernel.name} and is stored for {self._stored.get(attempt)}")
+        self._home(attempt, kernel.name, "began")
+        for where, other in self.live():
+            if other is process or other.shard != process.shard:
+                continue
+            if other.generation == process.generation or where is kernel:
+                self.duplicates.append(
+                    f"{trio.current_time():7.2f} s  {attempt} began on {kernel.name} while generation "
+                    f"{other.generation} runs on {where.name}"
+                )
+
+    # --- the plane ---------------------------------------------------------------------------------------
+
+    def committed(self, puts: Mapping[str, bytes]) -> None:
+        self.events += 1
+        for key, value in puts.items():
+            if key.startswith(SHARDS):
+                record = msgspec.json.decode(value, type=ShardRecord)
+                attempt = (ShardId(key.removeprefix(SHARDS)), record.generation)
+                self._stored.setdefault(attempt, set()).add(record.node)
+
+    def told(self, node: NodeId, command: ControlMessage) -> None:
+        self.events += 1
+        self.commands.append(f"{trio.current_time():.3f} {node} {command}")
+        if isinstance(command, StartShard):
+            attempt = (command.shard, command.generation)
+            if node not in self._stored.get(attempt, ()):
+                self.wrong(f"{attempt} was told to {node} and is stored for {self._stored.get(attempt)}")
+            self._home(attempt, node, "was told")
+
+    def world(self, world: World) -> None:
+        """Called with each new world of the plane that leads."""
+        if world.version == self._version:
+            return
+        self._version = world.version
+        self.events += 1
+        by_port = {(f"{kernel.name}.example", p.port): p for kernel, p in self.live()}
+        for shard in world.shards.values():
+            self._home((shard.id, shard.generation), shard.node, "is placed")
+        routed: dict[str, int] = {}
+        for route in routes_of(world).models.values():
+            for endpoint in route.endpoints:
+                routed[endpoint.replica] = routed.get(endpoint.replica, 0) + 1
+                process = by_port.get((endpoint.host, endpoint.port))
+                if process is not None:
+                    shard = world.shards.get(process.shard)
+                    if shard is None or shard.replica != endpoint.replica or shard.generation != process.generation:
+                        self.wrong(f"{process.shard} generation {process.generation} is routed to and must not be")
+        for replica, count in routed.items():
+            if count > 1:
+                self.duplicates.append(f"{trio.current_time():7.2f} s  {replica} is routed to {count} times")
+
+    def _home(self, attempt: Attempt, node: str, how: str) -> None:
+        home = self._homes.setdefault(attempt, node)
+        if home != node:
+            self.wrong(f"{attempt} belongs to {home} and {how} on {node}")
+
+
+def orphans(ledger: Ledger, world: World) -> Iterable[str]:
+    """Engines that run although no placement claims them."""
+    for kernel, process in ledger.live():
+        shard = world.shards.get(process.shard)
+        if shard is None or (shard.node, shard.generation) != (kernel.name, process.generation):
+            yield f"{process.shard} generation {process.generation} on {kernel.name}"
