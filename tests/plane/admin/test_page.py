@@ -24,6 +24,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 async def test_a_stranger_is_sent_to_the_door(rig: Rig) -> None:
     async with rig.client(token=False) as http:
+        assert (await http.get("/nodes/gpu-01")).headers["Location"] == "/login"
         response = await http.get("/")
         assert (response.status_code, response.headers["Location"]) == (303, "/login")
         door = await http.get("/login")
@@ -130,6 +131,49 @@ async def test_the_page_in_a_browser_shows_the_fleet_live_and_honestly(tmp_path:
         assert "plane not answering since" in said
         assert "what you see is of" in said
         assert "gpu-01" in await page.evaluate("document.querySelector('#nodes').innerText")
+
+
+@pytest.mark.slow
+async def test_the_page_of_a_node_shows_its_hardware_and_what_is_wrong_with_it(rig: Rig) -> None:
+    async with browser() as page:
+        await signed_in(page, rig)
+        problems = await page.evaluate("document.querySelector('#problems').innerText")
+        assert "bad" in problems
+        assert "5 min" in problems  # how long the Xid is there
+        assert await page.evaluate("document.querySelector('#problems a').getAttribute('href')") == "/nodes/gpu-01"
+        await page.evaluate("[...document.querySelectorAll('#nodes a')].find(a => a.innerText === 'gpu-01').click()")
+        await page.until(
+            "location.pathname === '/nodes/gpu-01' && document.querySelector('#live')?.dataset.state === 'live'"
+        )
+        shown = {
+            name: await page.evaluate(f"document.querySelector('#{name}').innerText")
+            for name in ("sums", "problems", "gpus", "processes", "ports", "shards", "host", "history")
+        }
+        assert "cordoned" in shown["sums"]
+        assert "XID 79" in shown["problems"]
+        assert "acknowledged for" in shown["problems"]
+        assert EVIL in shown["problems"]
+        assert await page.evaluate("document.querySelectorAll('main img').length") == 0
+        for words in ("NVIDIA H200", "100 GiB of 139 GiB", "5.0 GiB", "97 %", "61 °C", "?/18 c1.7"):
+            assert words in shown["gpus"]
+        assert "4242" in shown["processes"]
+        assert "foreign" in shown["processes"]
+        for words in ("mlx5_0/1", "active", "400 Gb/s", "blue", "40.00 Gb/s"):
+            assert words in shown["ports"]
+        assert "big-0-0" in shown["shards"]
+        assert "92 s ahead of the plane's" in shown["host"]
+        assert "2 NVIDIA H200 GPUs" in shown["host"]
+        assert "Nothing has happened yet" in shown["history"]
+        if directory := os.environ.get("LLMGW_PICTURES"):
+            await page.picture(Path(directory) / "node.png")
+        rig.fleet.events.add("port-changed", "node:gpu-01", "gpu-01 mlx5_0/1: ACTIVE -> DOWN", clock=1.0)
+        await page.until("document.querySelector('#history').innerText.includes('ACTIVE -> DOWN')")
+        assert page.complaints == []
+        await page.open(f"{rig.url}/nodes/nobody")
+        said = await page.until(
+            "document.querySelector('#live')?.dataset.state === 'gone' && document.querySelector('#live').innerText"
+        )
+        assert said.startswith("no node is called 'nobody'")
 
 
 async def test_a_browser_without_the_token_sees_only_the_door(rig: Rig) -> None:

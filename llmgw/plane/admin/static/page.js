@@ -1,19 +1,6 @@
 "use strict";
 // The fleet on one page. Tables, and how the plane is asked, are in table.js.
 
-function sums(rows) {
-  const list = byId("sums");
-  rows.forEach(([name, value, note], at) => {
-    const box = list.children[at] ?? list.appendChild(element("div"));
-    if (!box.children.length) box.append(element("dt"), element("dd"));
-    const [term, number] = box.children, seen = [name, value, note].join("\n");
-    if (box.dataset.seen === seen) return;
-    box.dataset.seen = seen;
-    term.textContent = name;
-    number.replaceChildren(String(value), element("small", "", note));
-  });
-}
-
 function show(all) {
   const now = all.status;
   byId("plane").textContent = now.plane;
