@@ -108,3 +108,17 @@ def test_any_text_is_a_range_or_a_value_error(text: str) -> None:
     except ValueError:
         return
     assert 1024 <= found.first <= found.last <= 65535
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("localhost", "as any other may be"), ("localhost.localdomain", "as any other may be"), ("node 7", "cannot be a")],
+)
+def test_a_machine_whose_name_says_nothing_is_asked_for_one(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: name)
+    with pytest.raises(BadInput, match=words) as caught:
+        NodeSettings().name()
+    assert "--name" in str(caught.value)
+    assert NodeSettings(node="gpu-7").name() == "gpu-7"
