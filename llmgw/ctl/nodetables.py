@@ -124,7 +124,7 @@ def _limits(reply: NodeReply) -> list[tuple[str, Cell]]:
 
     locked, pages, page = found.get("memlock_bytes"), found.get("hugepages_total"), found.get("hugepage_bytes")
     bridges = found.get("acs_redirect")
-    return [
+    pairs: list[tuple[str, Cell]] = [
         ("memlock", "unlimited" if locked == -1 else size(locked) if isinstance(locked, int) else ""),
         ("huge pages", f"{pages} of {size(page if isinstance(page, int) else None)}" if pages is not None else ""),
         ("IOMMU", text("iommu")),
@@ -134,6 +134,7 @@ def _limits(reply: NodeReply) -> list[tuple[str, Cell]]:
         ("fabric manager", text("fabric_manager")),
         ("umad, uverbs", ", ".join(filter(None, (text("umad"), text("uverbs"))))),
     ]
+    return [pair for pair in pairs if pair[1]]
 
 
 _SHARDS = (

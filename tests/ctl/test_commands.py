@@ -75,6 +75,7 @@ async def asked(rig: Rig, *args: str) -> Any:
         (["why", "tiny"], ["every replica is ready"]),
         (["problems"], ["XID 79", "reset or replace it", "(known, 1m"]),
         (["node", "gpu-01"], ["NVIDIA H200", "400 Gb/s", "mlx5_0/1", "XID 79", "4242", "40.00 Gb/s", "EPYC"]),
+        (["node", "gpu-01"], ["1m 32s ahead of the plane", "2 NVIDIA H200 GPUs, 18 NVLinks", "(confirmed", "c1.7"]),
         (["node", "show", "node-a"], ["no NVIDIA driver is loaded", "old-0-0", "31337"]),
         (["node", "node-b"], ["lost no stream", "127.0.0.2"]),
         (["logs", "node-a"], ["first line", "second \N{REPLACEMENT CHARACTER}[31mline"]),
@@ -207,6 +208,18 @@ async def test_an_error_is_json_too_when_json_was_asked_for(rig: Rig) -> None:
     result = await call(rig, "node", "nobody", "-o", "json")
     assert json.loads(result.stderr)["error"]["code"] == "not-found"
     assert result.stdout == ""
+
+
+async def test_what_a_node_has_is_confirmed_and_shown_with_its_history(rig: Rig) -> None:
+    done = await ok(rig, "node", "expect", "gpu-01")
+    assert done.startswith("gpu-01 is expected to have 1 NVIDIA H200 GPU, 1 fabric ib port")
+    shown = await ok(rig, "node", "gpu-01")
+    assert "1 NVIDIA H200 GPU, 1 fabric ib port, 1 active at 400 Gb/s or more, 1024 GiB of memory (confirmed" in shown
+    assert "gpu-01: confirmed: 1 NVIDIA H200 GPU" in shown[shown.index("\nLately") :]
+    assert "node-expected" in await ok(rig, "events", "--node", "gpu-01")
+    assert "node-expected" not in await ok(rig, "events", "--node", "node-a")
+    assert "compared with its peers" in await ok(rig, "node", "expect", "gpu-01", "--clear")
+    assert "(confirmed" not in await ok(rig, "node", "gpu-01")
 
 
 async def test_doctor_shows_warnings_first_and_ends_with_their_status(rig: Rig) -> None:

@@ -231,6 +231,22 @@ async def test_a_problem_is_acknowledged_for_a_time_and_no_longer_counted(rig: R
     assert 3590 < found["acknowledged_for"] <= 3600
 
 
+async def test_what_a_node_has_now_is_confirmed_and_that_is_taken_back(rig: Rig) -> None:
+    async with rig.client() as http:
+        done = await http.post("/api/v1/nodes/gpu-01/expect", json={})
+        assert done.json()["text"].startswith("gpu-01 is expected to have 1 NVIDIA H200 GPU, 1 fabric ib port, ")
+        node = (await http.get("/api/v1/nodes/gpu-01")).json()
+        assert node["expected"]["gpus"] == {"NVIDIA H200": 1}
+        assert [event["kind"] for event in node["history"]] == ["node-expected"]
+        assert (await http.post("/api/v1/nodes/gpu-01/expect", json={"clear": True})).status_code == 200
+        assert (await http.get("/api/v1/nodes/gpu-01")).json()["expected"] is None
+        # What is not there cannot be looked at.
+        refused = await http.post("/api/v1/nodes/node-b/expect", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        assert (await http.post("/api/v1/nodes/nobody/expect", json={})).status_code == 404
+        assert (await http.post("/api/v1/nodes/gpu-01/expect", json={"clera": True})).status_code == 400
+
+
 async def test_forgetting_a_node_shuts_its_certificate_out_too(rig: Rig) -> None:
     await rig.admin.authority.issue("node-b", pki.make_request(pki.make_key()))
     async with rig.client() as http:
@@ -303,6 +319,31 @@ async def test_a_long_poll_of_events_ends_with_the_next_event(rig: Rig) -> None:
         await trio.testing.wait_all_tasks_blocked(0.1)
         rig.fleet.events.add("node-lost", "node:node-b", "node-b is lost", clock=1.0)
     assert answered == [["node-b is lost"]]
+
+
+async def test_events_of_one_node_are_all_that_its_readers_hear(rig: Rig) -> None:
+    def happens(kind: str, node: str) -> None:
+        rig.fleet.events.add(kind, f"shard:x-{node}", f"{kind} at {node}", clock=1.0, data={"node": node})
+
+    async with rig.client() as http, trio.open_nursery() as nursery:
+        happens("shard-failed", "gpu-01")
+        latest = (await http.get("/api/v1/events?node=gpu-01")).json()["latest"]
+        assert latest == rig.fleet.events.latest.value
+        listed = (await http.get("/api/v1/events?node=gpu-01")).json()["events"]
+        assert [event["text"] for event in listed] == ["shard-failed at gpu-01"]
+        heard: list[list[str]] = []
+
+        async def poll() -> None:
+            response = await http.get(f"/api/v1/events?after={latest}&wait=30&node=gpu-01")
+            heard.append([event["text"] for event in response.json()["events"]])
+
+        nursery.start_soon(poll)
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        happens("shard-failed", "node-a")
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert heard == []
+        happens("shard-ready", "gpu-01")
+    assert heard == [["shard-ready at gpu-01"]]
 
 
 async def test_a_long_poll_without_an_event_is_answered_empty(rig: Rig) -> None:
