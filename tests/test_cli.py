@@ -13,6 +13,8 @@ import pytest
 from llmgw import __version__
 from llmgw.cli import call, unwrapped
 from llmgw.errors import Conflict, LlmgwError, NotFound
+from llmgw.plane.gateway.keys import Key, hash_of
+from llmgw.plane.settings import load
 
 pytestmark = pytest.mark.real
 
@@ -167,6 +169,18 @@ def test_help_does_not_wait_for_what_only_running_needs() -> None:
     code = "import sys; from llmgw.cli import plane; plane(['--help']); sys.exit('trio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
     assert done.returncode == 0
+
+
+def test_an_api_key_is_made_alone_on_stdout_and_its_hash_is_ready_for_plane_toml(tmp_path: Path) -> None:
+    made = program("plane", "key", 'team "a"', "--model", "org/tiny", "--model", "größe")
+    assert made.returncode == 0
+    (secret,) = made.stdout.split()
+    assert secret not in made.stderr
+    program("plane", "init", "--dir", tmp_path)
+    file = tmp_path / "plane.toml"
+    file.write_text(file.read_text() + made.stderr.partition(":\n")[2])
+    (key,) = load(file).gateway.keys
+    assert key == Key('team "a"', hash_of(secret), ("org/tiny", "größe"))
 
 
 def test_a_machine_is_examined_without_a_plane(tmp_path: Path) -> None:

@@ -82,3 +82,24 @@ def gateway(config: Path | None, directory: Path | None, workers: int) -> None:
     settings = load(find(config, directory), directory=directory)
     log.set_up(settings.log)
     trio.run(process.run, settings, workers)
+
+
+@plane.command()
+@click.argument("name")
+@click.option("--model", "models", multiple=True, help="Only this model; may be repeated. [default: all]")
+def key(name: str, models: tuple[str, ...]) -> None:
+    """Make an API key for the gateway, called NAME in its metrics. It is shown this once, alone on standard output."""
+    import json
+
+    from llmgw.plane.gateway.keys import new_key
+
+    secret, made = new_key(name, models)
+    click.echo(secret)
+    # JSON's strings and lists of strings are TOML's.
+    lines = ["[[gateway.keys]]", f"name = {json.dumps(name)}", f'hash = "{made.hash}"']
+    lines += [f"models = {json.dumps(models)}"] if models else []
+    click.echo(
+        "\nAdd this to plane.toml, then restart the plane, and the gateways where they run by themselves:\n\n"
+        + "\n".join(lines),
+        err=True,
+    )

@@ -149,7 +149,9 @@ class Listener:
             else:
                 raise refusal("protocol", f"nothing is served at {path!r} here; agents use /agent")
         except Ended as ended:
-            log.warning("agent refused", address=address, code=ended.goodbye.code, reason=str(ended))
+            # A plane that stops refuses nobody.
+            say = log.info if ended.goodbye.code == "stopping" else log.warning
+            say("stream ended by the plane", address=address, code=ended.goodbye.code, reason=str(ended))
             await say_goodbye(frames, ended.goodbye)
         except Closed as closed:
             log.info("agent went away", address=address, reason=str(closed))

@@ -19,10 +19,11 @@ from llmgw.config import Listen
 from llmgw.errors import Conflict
 from llmgw.plane.gateway import feed
 from llmgw.plane.gateway.in_flight import InFlight
+from llmgw.plane.gateway.keys import new_key
 from llmgw.plane.gateway.process import run, run_gateway
 from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes, StaticEndpoint
 from llmgw.plane.gateway.settings import GatewaySettings
-from llmgw.plane.settings import PlaneSettings
+from llmgw.plane.settings import Gateway, PlaneSettings
 from tests.plane.gateway.parts import STREAM, Browser, Call, Engine, chat, chunk, fine, get, until
 
 pytestmark = pytest.mark.real
@@ -228,15 +229,30 @@ async def test_common_clients_are_served(pair: Pair) -> None:
     assert pair.engine.script is fine
 
 
-async def test_static_endpoints_need_no_plane(pair: Pair) -> None:
+async def test_static_endpoints_need_no_plane_and_keys_of_the_settings_count(pair: Pair) -> None:
+    secret, key = new_key("team")
     endpoint = StaticEndpoint("tiny", f"http://127.0.0.1:{pair.engine.port}")
-    settings = PlaneSettings(directory=pair.directory, gateway_listen=Listen("127.0.0.1", 0), endpoints=(endpoint,))
+    settings = PlaneSettings(
+        directory=pair.directory,
+        gateway_listen=Listen("127.0.0.1", 0),
+        endpoints=(endpoint,),
+        gateway=Gateway(inside=False, keys=(key,)),
+    )
 
     async def start(*, task_status: trio.TaskStatus[tuple[tuple[str, int], ...]]) -> None:
         with pair.running:
-            await run(settings, task_status=task_status)
+            await run(settings, workers=2, task_status=task_status)
         pair.ended.set()
 
     ((_, pair.port),) = await pair.nursery.start(start)
+    url = f"http://127.0.0.1:{pair.port}/v1/chat/completions"
     with trio.fail_after(20):
-        assert await pair.ask(chat()) == (200, b'{"ok":true}')
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for header, status in (
+                ({}, 401),
+                ({"Authorization": "Bearer sk-other"}, 401),
+                ({"Authorization": f"Bearer {secret}"}, 200),
+            ):
+                answer = await client.post(url, json={"model": "tiny"}, headers=header)
+                assert answer.status_code == status
+    assert pair.engine.calls[-1].header(b"authorization") is None
