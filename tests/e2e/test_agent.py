@@ -1,0 +1,105 @@
+"""An agent's comings and goings on its own machine: stops, a second one, a disk that is full (C2, C3)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmgw.demo.processes import command
+from llmgw.errors import Conflict
+from tests.e2e.rig import Rig, rig, traffic
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_agent_that_is_stopped_leaves_its_engine_serving_and_the_next_adopts_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async with rig(tmp_path, nodes=1, replicas=1) as fleet:
+        (before,) = (await fleet.shards()).values()
+        async with traffic(fleet) as talk:
+            await fleet.kill(fleet.nodes["n1"], number)
+            assert fleet.nodes["n1"].returncode == 0
+            assert fleet.engines() == [before["pid"]]
+            await fleet.start_node("n1")
+
+            async def adopted() -> bool:
+                shards = (await fleet.shards()).values()
+                return await fleet.ready(1) and all(shard["adopted"] for shard in shards)
+
+            await fleet.until(adopted, within=15, what="the next agent adopts it")
+        (after,) = (await fleet.shards()).values()
+        assert (after["pid"], after["generation"]) == (before["pid"], before["generation"])
+        assert fleet.engines() == [before["pid"]]
+        assert talk.failures == []
+        assert "its engines go on" in fleet.log("n1", 400)
+
+
+async def test_a_second_agent_in_one_directory_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    async with rig(tmp_path, nodes=1, replicas=1) as fleet:
+        engines = fleet.engines()
+        argv = command("llmgw-node", "run", "--config", str(tmp_path / "n1" / "node.toml"))
+        second = subprocess.run(argv, env=fleet.env, capture_output=True, text=True, timeout=20)  # noqa: ASYNC221
+        assert second.returncode == Conflict.exit_status
+        pid = fleet.nodes["n1"].pid
+        assert f"another agent is running in {tmp_path / 'n1'} already (pid {pid})" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert await fleet.ready(1)
+        assert fleet.engines() == engines
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Where the node's state will be: a file system of its own, of one MiB."""
+    place = tmp_path / "n1"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(place)], capture_output=True)
+    if done.returncode:
+        if os.environ.get("CI"):
+            pytest.fail(f"cannot mount: {done.stderr.decode()}")
+        pytest.skip(f"needs root and mounts: {done.stderr.decode()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def test_a_full_disk_fails_the_shard_by_name_and_breaks_nothing_else(tmp_path: Path, small_disk: Path) -> None:
+    async with rig(tmp_path, nodes=1, replicas=1) as fleet:
+        serving = fleet.engines()
+        with (small_disk / "ballast").open("wb") as ballast:
+            try:
+                while True:
+                    os.write(ballast.fileno(), b"x" * 4096)
+            except OSError:
+                pass
+        await fleet.apply(2)
+
+        async def said() -> bool:
+            failures = [shard["last_failure"] or {} for shard in (await fleet.shards()).values()]
+            return any("No space left on device" in str(failure) for failure in failures)
+
+        await fleet.until(said, within=20, what="the second replica fails and says why")
+        assert fleet.engines() == serving
+        # A plane that leads anew has a new epoch, which cannot be written down: the node comes back all the same.
+        await restart_plane(fleet)
+        assert (await fleet.node("n1"))["connected"]
+        assert fleet.engines() == serving
+        (small_disk / "ballast").unlink()
+        await fleet.until(lambda: fleet.ready(2), within=60, what="both serve once there is room")
+        assert fleet.nodes["n1"].poll() is None
+
+
+async def restart_plane(fleet: Rig) -> None:
+    assert fleet.plane is not None
+    await fleet.kill(fleet.plane)
+    await fleet.start_plane()
+
+    async def connected() -> bool:
+        return bool((await fleet.node("n1"))["connected"])
+
+    await fleet.until(connected, within=20, what="the node is back")
