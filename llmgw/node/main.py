@@ -38,6 +38,7 @@ from llmgw.node.settings import NodeSettings
 from llmgw.node.shards import Shards
 from llmgw.node.stream import Beats, Duties, PlaneStream
 from llmgw.node.survey import Survey
+from llmgw.node.weights.cache import Cache
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import (
     DoctorReply,
@@ -51,15 +52,15 @@ from llmgw.wire.control import (
     StartShard,
     StopShard,
 )
-from llmgw.wire.facts import EngineInstall, NodeId, PortManagers
+from llmgw.wire.facts import EngineInstall, NodeId, PortManagers, Weights
 from llmgw.wire.stream import Frames
 
 say = structlog.get_logger("llmgw.node")
 
 #: Seconds between two looks at which engines are installed: somebody may install one by hand.
 INSTALLS_EVERY = 60.0
-#: Seconds that a Register waits for the first look at engines. One that hangs when it is tried must not cost the node
-#: its place: what comes of it follows in a heartbeat.
+#: Seconds that a Register waits for the first look at engines and weights. An engine that hangs when it is tried, or a
+#: disk, must not cost the node its place: what comes of it follows in a heartbeat.
 LOOK_WITHIN = 5.0
 
 
@@ -85,6 +86,7 @@ def _mark_tools(settings: NodeSettings) -> None:
 async def _run(node: Node) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.survey.run)
+        nursery.start_soon(node.weights.run)
         nursery.start_soon(node.shards.run)
         nursery.start_soon(node.watch_installs)
         nursery.start_soon(node.managers.run)
@@ -111,6 +113,7 @@ class Node:
     epoch: Epoch
     perftest: Perftest
     managers: ManagerWatch
+    weights: Cache
     answers: Answers
     newest: list[Register]
     looked: trio.Event = attrs.field(factory=trio.Event)
@@ -143,6 +146,7 @@ class Node:
             installable=(),
             installs=self.installed.installs,
             managers=self.managers.latest.value,
+            weights=self.weights.weights,
             shards=self.shards.statuses(),
             labels=dict(self.settings.labels),
             epoch=self.epoch.value,
@@ -169,8 +173,8 @@ class Node:
             case Provision(engines=engines):
                 # Nothing is installed by this version: what is here is used, and heartbeats tell what that is.
                 say.debug("engines wanted here", engines=[engine.engine for engine in engines])
-            case FetchWeights(source=source):
-                say.warning("weights are not fetched ahead by this version", source=source)
+            case FetchWeights():
+                self.weights.ahead(order)
 
     # --- the daemon's tasks ----------------------------------------------------------------------------
 
@@ -185,6 +189,7 @@ class Node:
         await self.shards.adopted.wait()
         with trio.move_on_after(LOOK_WITHIN):
             await self.looked.wait()
+            await self.weights.looked.wait()
 
     async def keep_stream(self) -> None:
         # Before the first dial: a plane gives a new stream 10 s for its Register (A3).
@@ -200,13 +205,14 @@ class Node:
 
 
 class _Whole:
-    """A stream's heartbeats: the survey's, with engines, subnet managers and the shards' problems when they changed."""
+    """A stream's heartbeats: the survey's, with engines, weights, managers and shards' problems when they changed."""
 
     def __init__(self, node: Node, beats: Beats, told: Register) -> None:
         self._node = node
         self._beats = beats
         self._installs: tuple[EngineInstall, ...] = told.installs
         self._managers: tuple[PortManagers, ...] = told.managers
+        self._weights: tuple[Weights, ...] = told.weights
         self._problems = node.shards.problems
         self._survey_problems = tuple(problem for problem in told.problems if problem not in self._problems)
 
@@ -224,6 +230,9 @@ class _Whole:
         if self._node.managers.latest.value != self._managers:
             self._managers = self._node.managers.latest.value
             beat = structs.replace(beat, managers=self._managers)
+        if (weights := self._node.weights.weights) != self._weights:
+            self._weights = weights
+            beat = structs.replace(beat, weights=weights)
         return beat
 
 
@@ -245,6 +254,12 @@ def assemble(settings: NodeSettings) -> Node:
         now = survey.snapshot_of_facts()
         return structs.replace(newest[0], host=now.host, gpu_driver=now.driver, gpus=now.gpus, ports=now.ports)
 
+    weights = Cache(
+        settings.path(settings.weights),
+        in_use=lambda: shards.sources(),
+        bytes_per_second=settings.weights_bytes_per_second or None,
+        reserve=settings.weights_reserve,
+    )
     shards = Shards(
         directory,
         installed=installed,
@@ -253,6 +268,7 @@ def assemble(settings: NodeSettings) -> Node:
         ports=range(settings.engine_ports.first, settings.engine_ports.last + 1),
         listen=settings.address or "0.0.0.0",
         holders=survey.holders,
+        fetch=weights.fetch,
     )
     perftest = Perftest(
         install=settings.install,
@@ -281,6 +297,13 @@ def assemble(settings: NodeSettings) -> Node:
         epoch=Epoch.load(directory / EPOCH),
         perftest=perftest,
         managers=managers,
-        answers={LogsRequest: answer_logs, DoctorRequest: answer_doctor, **perftest.answers, **scanner.answers},
+        weights=weights,
+        answers={
+            LogsRequest: answer_logs,
+            DoctorRequest: answer_doctor,
+            **perftest.answers,
+            **scanner.answers,
+            **weights.answers,
+        },
         newest=newest,
     )

@@ -21,6 +21,7 @@ from llmgw.node.health import Patience
 from llmgw.node.logs import Logs
 from llmgw.node.records import Records
 from llmgw.node.tcp import Ports
+from llmgw.node.weights.errors import FetchFailed
 from llmgw.wire.agent import Register
 from llmgw.wire.control import StartShard
 from llmgw.wire.facts import Progress, ShardSpec
@@ -101,7 +102,8 @@ async def prepare(order: StartShard, means: Means, fetching: Callable[[Progress]
         try:
             path = await means.fetch(spec, fetching)
         except LlmgwError as error:
-            return Failure("missing-weights", error.what, error.remedy)
+            code = error.code if isinstance(error, FetchFailed) else "missing-weights"
+            return Failure(code, error.what, error.remedy)
     contents: Contents | None = None
     if path is not None:
         contents = await trio.to_thread.run_sync(read_contents, path)

@@ -74,6 +74,10 @@ class NodeSettings:
     labels: Mapping[str, str] = attrs.field(factory=dict)
 
     weights: Path = Path("weights")
+    #: All fetches of weights together take no more of the network, in bytes per second; 0: as much as there is.
+    weights_bytes_per_second: Bytes = attrs.field(default=0, validator=attrs.validators.ge(0))
+    #: Of the disk of the weights this is never filled.
+    weights_reserve: Bytes = attrs.field(default=1 << 30, validator=attrs.validators.ge(0))
     engine_ports: PortRange = PortRange(20000, 29999)
     engines: Mapping[str, EngineSettings] = attrs.field(factory=dict)
     #: May the agent install engines and tools (perftest) by itself?

@@ -97,6 +97,10 @@ class Shards:
         """Every shard that is not stopped, for Register."""
         return tuple(life.status for life in self._book.lives.values())
 
+    def sources(self) -> frozenset[str]:
+        """The weights that shards here use or are about to: none of them may be removed (C8)."""
+        return frozenset(life.order.spec.source for life in self._book.lives.values())
+
     def pids(self) -> Mapping[ShardId, frozenset[int]]:
         """Every process of each running shard. Reads /proc once; some milliseconds."""
         running = {

@@ -379,6 +379,9 @@ class Weights(Struct, frozen=True, kw_only=True, omit_defaults=True):
     complete: bool = False
     in_use: bool = False
     error: str = ""
+    revision: str = ""  # the commit that the hub named, or the file's digest
+    fetching: bool = False
+    idle: float | None = None  # seconds for which no shard has used them; None: not said
 
 
 # --- shards ------------------------------------------------------------------------------------------

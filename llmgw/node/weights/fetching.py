@@ -1,0 +1,286 @@
+"""Fetches one source whole: its list, the room on the disk, every file, and what it says of itself in the end."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import attrs
+import httpx
+import structlog
+import trio
+
+from llmgw.errors import LlmgwError
+from llmgw.node.engines.contents import read_contents
+from llmgw.node.weights import hub, layout
+from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed, Unreachable
+from llmgw.node.weights.lock import locked
+from llmgw.node.weights.manifest import File, Manifest, Manifests
+from llmgw.node.weights.source import HubSource, WebSource, parse
+from llmgw.node.weights.transfer import Again, Gone, Patience, Way, bring, patiently
+from llmgw.node.weights.verify import verified
+
+log = structlog.get_logger(__name__)
+
+#: Files that are brought at the same time: one connection seldom fills a link.
+AT_ONCE = 4
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_TIMEOUT = httpx.Timeout(30.0, connect=15.0)
+
+
+@attrs.frozen
+class Means:
+    """What a fetch needs of its node.
+
+    `others` is room on the disk that other fetches have been promised, `reserve` what is never taken, in bytes.
+    """
+
+    root: Path
+    base: str
+    reserve: int
+    patience: Patience
+    pace: Callable[[int], Awaitable[None]]
+    others: Callable[[], int]
+
+
+@attrs.define(eq=False)
+class Fetch:
+    """One source on its way into the cache. `tell` gets every step: what is done, bytes done, bytes in all."""
+
+    source: str
+    means: Means
+    tell: Callable[[str, int, int | None], None]
+    what: str = "weights"
+    done: int = 0
+    total: int | None = None
+
+    @property
+    def left(self) -> int:
+        """Bytes that it will still write."""
+        return max(0, (self.total or 0) - self.done)
+
+    async def run(self) -> Path:
+        """Bring what is missing; where an engine finds the files. Raises FetchFailed."""
+        means, source = self.means, parse(self.source)
+        try:
+            await trio.to_thread.run_sync(layout.prepare, means.root)
+            if (path := await trio.to_thread.run_sync(self._there, source.folder)) is not None:
+                return path  # whole already: neither the hub nor whoever holds the lock need be asked
+            async with locked(means.root, source.folder, lambda: self._say("weights, after another fetch")):
+                return await self._fetched(source, await self._manifest(source))
+        except FetchFailed:
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise self._full() from None
+            raise FetchFailed(
+                f"{self.source}: the cache {means.root} cannot be used: {error.strerror or error}",
+                remedy="check the agent's `weights` directory",
+            ) from None
+        except LlmgwError as error:
+            raise FetchFailed(f"{self.source}: {error.what}", remedy=error.remedy) from None
+
+    def _there(self, folder: str) -> Path | None:
+        found = Manifests(self.means.root).read(self.source)
+        if found is None or found.folder != folder or layout.look(self.means.root, found).missing:
+            return None
+        return self._sound(layout.entry(self.means.root, found))
+
+    def _sound(self, path: Path) -> Path:
+        if faults := read_contents(path).faults:
+            words = "; ".join(fault.text for fault in faults)
+            raise BrokenWeights(
+                f"{self.source} came as announced, and is no whole model: {words}", remedy="the source itself is broken"
+            )
+        return path
+
+    # --- steps -----------------------------------------------------------------------------------------
+
+    async def _manifest(self, source: HubSource | WebSource) -> Manifest:
+        """The list that an earlier fetch began with, else the source's own."""
+        manifests = Manifests(self.means.root)
+        found = await trio.to_thread.run_sync(manifests.read, self.source)
+        if found is not None and found.folder == source.folder:
+            return found
+        made = await self._listed(source)
+        await trio.to_thread.run_sync(manifests.write, made)
+        return made
+
+    async def _listed(self, source: HubSource | WebSource) -> Manifest:
+        found: list[Manifest] = []
+        self._say("weights, asking for their list")
+
+        async def ask() -> bool:
+            if isinstance(source, WebSource):
+                found.append(await self._headed(source))
+                return True
+            try:
+                # A question changes nothing, so nobody waits for an answer that is not wanted any more.
+                found.append(
+                    await trio.to_thread.run_sync(
+                        hub.listed, source, self.source, self.means.base, abandon_on_cancel=True
+                    )
+                )
+            except Unreachable as error:
+                raise Again(error.what.removeprefix(f"{self.source}: ")) from None
+            return True
+
+        await patiently(ask, self.means.patience, self.source, lambda words: self._say(f"weights ({words})"))
+        return found[-1]
+
+    async def _headed(self, source: WebSource) -> Manifest:
+        """The size of a file on a web server, by asking for its first byte: not every server answers HEAD."""
+        try:
+            async with (
+                httpx.AsyncClient(follow_redirects=True, timeout=_TIMEOUT) as client,
+                client.stream(
+                    "GET", source.url, headers={"Range": "bytes=0-0", "Accept-Encoding": "identity"}
+                ) as answer,
+            ):
+                status = answer.status_code
+                whole = answer.headers.get("content-range", "").rpartition("/")[2]
+                size = whole if status == 206 else answer.headers.get("content-length", "")
+        except httpx.TransportError as error:
+            raise Again(f"{type(error).__name__}: {error}") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise FetchFailed(f"{self.source} cannot be fetched: {error}", remedy="check the source") from None
+        if status == 429 or status >= 500:
+            raise Again(f"it answers {status}")
+        if status not in (200, 206) or not size.isdigit():
+            words = f"the server answers {status}" if status not in (200, 206) else "the server tells no size"
+            raise FetchFailed(f"{self.source}: {words}", remedy="check the source")
+        file = File(name=source.name, size=int(size), digest=f"sha256:{source.sha256}")
+        return Manifest(
+            source=self.source, folder=source.folder, revision=source.sha256, files=(file,), entry=source.name
+        )
+
+    async def _fetched(self, source: HubSource | WebSource, manifest: Manifest) -> Path:
+        means, manifests = self.means, Manifests(self.means.root)
+        there = await trio.to_thread.run_sync(layout.look, means.root, manifest)
+        if there.missing:
+            self.done, self.total = there.bytes, manifest.bytes
+            try:
+                await self._room(manifest)
+                manifest = await self._files(source, manifest, there.missing)
+            except Gone:
+                # The commit of an earlier list may have been deleted since. A newer list decides, and only once.
+                newer = await self._listed(source)
+                if newer.revision == manifest.revision:
+                    raise
+                log.warning("a commit is gone, taking a newer one", source=self.source, revision=newer.revision)
+                await trio.to_thread.run_sync(layout.drop_partials, means.root, manifest)
+                await trio.to_thread.run_sync(manifests.write, newer)
+                there = await trio.to_thread.run_sync(layout.look, means.root, newer)
+                self.done, self.total = there.bytes, newer.bytes
+                await self._room(newer)
+                manifest = await self._files(source, newer, there.missing)
+            await trio.to_thread.run_sync(layout.refer, means.root, manifest)
+        return await trio.to_thread.run_sync(self._sound, layout.entry(means.root, manifest))
+
+    async def _room(self, manifest: Manifest) -> None:
+        """Refuse before the first byte what cannot fit (DL02)."""
+        means, needed = self.means, self.left
+        free = await trio.to_thread.run_sync(layout.free_bytes, means.root)
+        promised = means.others()
+        if needed <= free - means.reserve - promised:
+            return
+        await trio.to_thread.run_sync(self._give_back, manifest)
+        beside = "".join(
+            f", of which {size(count)} {words}"
+            for count, words in ((promised, "are promised to other fetches"), (means.reserve, "are kept free"))
+            if count
+        )
+        raise DiskFull(
+            f"{self.source} needs {size(needed)} more of {size(manifest.bytes)}, and {means.root} has {size(free)} "
+            f"free{beside}",
+            remedy="remove weights that nothing needs (`llmgw ctl gc`), or use a larger disk",
+        )
+
+    async def _files(self, source: HubSource | WebSource, manifest: Manifest, missing: tuple[File, ...]) -> Manifest:
+        """Bring the missing files, several at a time; the manifest with all of them noted as found right."""
+        means, manifests = self.means, Manifests(self.means.root)
+        failures: list[FetchFailed | OSError | LlmgwError] = []
+        slots = trio.CapacityLimiter(AT_ONCE)
+        writing = trio.Lock()
+        same: dict[Path, trio.Lock] = {}
+        token = await trio.to_thread.run_sync(hub.token) if isinstance(source, HubSource) else None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._say("weights")
+
+        async def one(client: httpx.AsyncClient, file: File) -> None:
+            nonlocal manifest
+            whole = layout.blob(means.root, manifest, file)
+            url = (
+                hub.url(means.base, source, manifest.revision, file.name)
+                if isinstance(source, HubSource)
+                else source.url
+            )
+            way = Way(client, url, headers, means.pace, means.patience, self._moved, self._noted)
+            try:
+                # Two names of one content are one blob: the second finds it whole.
+                async with slots, same.setdefault(whole, trio.Lock()):
+                    at, before = layout.partial(means.root, manifest, file), layout.stamp(whole)
+                    stamp = await verified(file, whole, lambda: self._say("weights, verifying"))
+                    if stamp is None:
+                        if before is not None and before[0] == file.size:  # it was counted and was not it
+                            part = layout.stamp(at)
+                            self._moved(min(part[0], file.size) - file.size if part is not None else -file.size)
+                        stamp = await bring(way, file, at, whole, self.source)
+                async with writing:
+                    noted = manifest.checked(file, stamp)
+                    await trio.to_thread.run_sync(layout.point, means.root, noted, file)
+                    await trio.to_thread.run_sync(manifests.write, noted)
+                    manifest = noted
+            except (LlmgwError, OSError) as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with httpx.AsyncClient(follow_redirects=True, timeout=_TIMEOUT) as client:
+            async with trio.open_nursery() as nursery:
+                for file in missing:
+                    nursery.start_soon(one, client, file)
+        if failures:
+            error = failures[0]
+            if isinstance(error, OSError) and error.errno in _FULL:
+                full = self._full()
+                await trio.to_thread.run_sync(self._give_back, manifest)
+                raise full from None
+            raise error
+        return manifest
+
+    def _full(self) -> DiskFull:
+        """What a write ran into although there was room before: somebody else took it."""
+        free = layout.free_bytes(self.means.root)
+        return DiskFull(
+            f"{self.source}: the disk of {self.means.root} is full ({size(free)} free) with {size(self.left)} of "
+            f"{size(self.total or 0)} still to fetch",
+            remedy="remove weights that nothing needs (`llmgw ctl gc`), or use a larger disk",
+        )
+
+    def _give_back(self, manifest: Manifest) -> None:
+        """A disk without room is everybody's trouble: what this fetch cannot finish goes."""
+        layout.drop_partials(self.means.root, manifest)
+        if not layout.look(self.means.root, manifest).bytes:
+            Manifests(self.means.root).remove(manifest.source)
+
+    # --- telling ---------------------------------------------------------------------------------------
+
+    def _moved(self, count: int) -> None:
+        self.done += count
+        self._say("weights")
+
+    def _noted(self, words: str) -> None:
+        self._say(f"weights ({words}; trying again)")
+
+    def _say(self, what: str) -> None:
+        self.what = what
+        self.tell(what, self.done, self.total)
+
+
+def size(count: int) -> str:
+    """Bytes as an operator reads them."""
+    for unit, step in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count} B"
