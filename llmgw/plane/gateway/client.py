@@ -12,7 +12,7 @@ from llmgw.plane.gateway.ask import Ask, ask_of
 from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.keys import Key
 from llmgw.plane.gateway.link import Link, Why, Woken
-from llmgw.plane.gateway.pages import models, own_page, unknown_model
+from llmgw.plane.gateway.pages import models, no_plane, own_page, unknown_model
 from llmgw.plane.gateway.refusal import Refusal, answer
 from llmgw.plane.gateway.relay import Relay
 from llmgw.plane.gateway.requests import Request, Requests
@@ -181,6 +181,8 @@ class Client:
         name = ask.model
         if name is None:
             names = [name for name in routes if key is None or key.allows(name)]
+            if not names and self.gateway.routes.value.blind:
+                raise no_plane("Which models there are is not known yet")
             if len(names) != 1:
                 known = f"This gateway serves: {', '.join(sorted(names)[:50])}." if names else "None is served here."
                 raise Refusal(400, f"The request names no 'model'. {known}", code="missing_model", param="model")
@@ -191,7 +193,7 @@ class Client:
             )
         route = routes.get(name)
         if route is None:
-            raise unknown_model(name)
+            raise unknown_model(name, self.gateway.routes.value)
         return ask, name, route
 
     # --- answers

@@ -260,7 +260,8 @@ async def follow_routes(directory: Path, routes: Cell[Routes], in_flight: InFlig
         except OSError as error:
             why = error.strerror or str(error)
         if told or attempt == 0:
-            log.warning("the plane is away; relaying by the last routes", socket=str(path), why=why)
+            last = "there are no routes yet" if routes.value.blind else "relaying by the last routes"
+            log.warning(f"the plane is away; {last}", socket=str(path), why=why)
         told = False
         attempt = backoff.after(attempt, trio.current_time() - began)
         await trio.sleep(backoff.delay(attempt, random.random()))

@@ -11,7 +11,7 @@ from llmgw.plane.gateway.keys import Key
 from llmgw.plane.gateway.metrics import page
 from llmgw.plane.gateway.refusal import Refusal
 from llmgw.plane.gateway.requests import Request
-from llmgw.plane.gateway.route import ModelRoute
+from llmgw.plane.gateway.route import ModelRoute, Routes
 
 _encode = msgspec.json.Encoder().encode
 _JSON = b"application/json"
@@ -31,10 +31,12 @@ def models(gateway: Gateway, request: Request, key: Key | None) -> bytes:
         if key is None or key.allows(name)
     }
     name = unquote(request.path[len("/v1/models/") :])
+    if not cards and gateway.routes.value.blind:
+        raise no_plane("Which models there are is not known yet")
     if not name:
         return _encode({"object": "list", "data": list(cards.values())})
     if name not in cards:
-        raise unknown_model(name)
+        raise unknown_model(name, gateway.routes.value)
     return _encode(cards[name])
 
 
@@ -45,13 +47,20 @@ def _card(name: str, route: ModelRoute) -> dict[str, object]:
     return card
 
 
-def unknown_model(name: str) -> Refusal:
+def unknown_model(name: str, routes: Routes) -> Refusal:
+    if routes.blind:
+        return no_plane(f"The model {name[:200]!r} is not known here yet")
     return Refusal(
         404,
         f"The model {name[:200]!r} does not exist here; GET /v1/models lists those that do.",
         code="model_not_found",
         param="model",
     )
+
+
+def no_plane(what: str) -> Refusal:
+    # Not 404: a client would believe it, and drop a model that its plane serves.
+    return Refusal(503, f"{what}: this gateway has not heard of its plane.", code="no_plane", retry_after=5.0)
 
 
 async def own_page(gateway: Gateway, request: Request, path: bytes) -> tuple[int, bytes, bytes]:
@@ -65,7 +74,8 @@ async def own_page(gateway: Gateway, request: Request, path: bytes) -> tuple[int
     if path == b"/ready":
         ready = any(route.endpoints for route in gateway.routes.value.models.values())
         if gateway.stopping or not ready:
-            why = "stopping" if gateway.stopping else "no model is ready"
+            blind = gateway.routes.value.blind
+            why = "stopping" if gateway.stopping else "no plane was heard of" if blind else "no model is ready"
             return 503, _encode({"status": "unavailable", "reason": why}), _JSON
         return 200, b'{"status":"ready"}', _JSON
     others = await gateway.siblings() if gateway.siblings is not None else ()

@@ -10,8 +10,8 @@ from llmgw.plane.world import World
 
 
 def first_routes(endpoints: Sequence[StaticEndpoint]) -> Routes:
-    """The routes before the plane knows anything: what is configured, and that the rest is to come."""
-    return Routes(models=routes_of(World(), endpoints).models, settling=True)
+    """The routes before the plane was heard of: what is configured, and that the rest is to come."""
+    return Routes(models=routes_of(World(), endpoints).models, settling=True, blind=True)
 
 
 async def keep_routes(world: Cell[World], endpoints: Sequence[StaticEndpoint], routes: Cell[Routes]) -> None:

@@ -61,11 +61,13 @@ class Routes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a gateway knows of the fleet. Never changed in place.
 
     `settling`: the plane has started a moment ago and not all nodes have returned, so that an endpoint that is
-    missing here may well be serving (D3).
+    missing here may well be serving (D3). `blind`: no plane has been heard of, so that a model that is missing here
+    may well exist.
     """
 
     models: dict[str, ModelRoute] = {}
     settling: bool = False
+    blind: bool = False
 
 
 def _usable_url(_endpoint: object, _attribute: object, url: str) -> None:

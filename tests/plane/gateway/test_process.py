@@ -142,6 +142,26 @@ async def test_a_gateway_that_starts_while_the_plane_is_away_routes_by_what_was_
         assert (await pair.ask(chat()))[0] == 200
 
 
+async def test_a_gateway_that_never_heard_of_a_plane_denies_no_model(pair: Pair) -> None:
+    await pair.start(workers=1)
+    with trio.fail_after(20):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.port}", trust_env=False) as client:
+            for answer in (
+                await client.post("/v1/chat/completions", json={"model": "tiny"}),
+                await client.post("/v1/chat/completions", json={}),
+                await client.get("/v1/models"),
+                await client.get("/v1/models/tiny"),
+            ):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_plane")
+                assert answer.headers["retry-after"] == "5"
+            assert (await client.get("/ready")).json()["reason"] == "no plane was heard of"
+            await pair.feed(pair.routes())
+            while (answer := await client.post("/v1/chat/completions", json={"model": "tiny"})).status_code == 503:
+                await trio.sleep(0.05)  # noqa: ASYNC110 - seen from outside only
+            assert answer.json() == {"ok": True}
+            assert (await client.get("/v1/models/other")).status_code == 404
+
+
 async def test_a_worker_that_is_killed_is_replaced_and_the_port_never_refuses(pair: Pair) -> None:
     await pair.feed(pair.routes())
     await pair.start()
