@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from llmgw.errors import BadInput
+from llmgw.files import PRIVATE, write_whole
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import ModelName, ReplicaId, ShardId, ShardSpec
 
@@ -89,17 +90,13 @@ class Records:
         return self._folder / f"{file_name(shard)}.json"
 
     def write(self, record: Record) -> None:
-        """Durable when it returns. Raises OSError."""
+        """Durable when it returns, and nobody else's to read: arguments and environments hold keys.
+
+        Raises OSError, LlmgwError.
+        """
         path = self._path(record.shard)
         self._folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}.new")
-        data = msgspec.json.format(msgspec.json.encode(record), indent=1)
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        self._flush()
+        write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1), PRIVATE)
 
     def remove(self, shard: ShardId) -> None:
         self._path(shard).unlink(missing_ok=True)
@@ -131,6 +128,6 @@ class Records:
             except OSError:
                 aside = path
             broken.append(aside)
-        for leftover in self._folder.glob("*.new"):
+        for leftover in self._folder.glob(".*.new"):
             leftover.unlink(missing_ok=True)
         return tuple(found), tuple(broken)

@@ -1,4 +1,6 @@
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,20 @@ def record(shard: str = "m/0/0", **more: object) -> Record:
         spec=spec,
         **more,  # type: ignore[arg-type]
     )
+
+
+def test_a_record_is_for_its_owner_alone_and_what_a_crash_left_half_written_is_removed(tmp_path: Path) -> None:
+    records = Records(tmp_path / "shards")
+    umask = os.umask(0)
+    try:
+        records.write(record())
+    finally:
+        os.umask(umask)
+    (path,) = (tmp_path / "shards").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "shards" / f".{path.name}.77.new").write_bytes(b"{")
+    assert records.load() == ((record(),), ())
+    assert list((tmp_path / "shards").iterdir()) == [path]
 
 
 def test_what_was_written_is_read_and_what_was_removed_is_gone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -81,7 +82,7 @@ class Plane:
             role,
             now=time.time(),
             life=3600,
-            hosts=["127.0.0.1"] if role is pki.Role.PLANE else [],
+            hosts=["127.0.0.1", "::1"] if role is pki.Role.PLANE else [],
         )
         path = self.directory / f"{name}-{leaf.serial_number:x}.pem"
         path.write_text(pki.key_to_pem(key) + pki.to_pem(leaf))
@@ -92,7 +93,7 @@ class Plane:
 
 
 @asynccontextmanager
-async def running(directory: Path, timing: Timing | None = None) -> AsyncIterator[Plane]:
+async def running(directory: Path, timing: Timing | None = None, host: str = "127.0.0.1") -> AsyncIterator[Plane]:
     plane = Plane(directory, pki.make_ca("test", time.time()))
     (directory / "ca.pem").write_text(plane.ca.pem)
     context = tls.ServerTls(directory / "ca.pem", plane.identity("plane", pki.Role.PLANE)).context
@@ -110,8 +111,8 @@ async def running(directory: Path, timing: Timing | None = None) -> AsyncIterato
         timing=timing or Timing(),
     )
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        plane.address = Address("127.0.0.1", listeners[0].socket.getsockname()[1], True)
+        listeners = await trio.open_tcp_listeners(0, host=host)
+        plane.address = Address(host, listeners[0].socket.getsockname()[1], True)
         await nursery.start(listener.serve, listeners)
         yield plane
         nursery.cancel_scope.cancel()
@@ -334,3 +335,44 @@ async def test_a_newer_stream_of_one_node_displaces_the_older_with_words(tmp_pat
             assert goodbye.code == "superseded"
             assert goodbye.retry_after > 0
             assert plane.fleet.detached == []
+
+
+async def idling_out(stream: trio.SocketStream, port: int, patience: float) -> None:
+    """A proxy that ends a connection in which one direction was still for so long, as load balancers do."""
+    async with stream, await trio.open_tcp_stream("127.0.0.1", port) as behind, trio.open_nursery() as nursery:
+
+        async def pass_on(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+            data = b""
+            with trio.move_on_after(patience) as idle:
+                while data := await source.receive_some():
+                    await sink.send_all(data)
+                    idle.deadline = trio.current_time() + patience
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(pass_on, stream, behind)
+        nursery.start_soon(pass_on, behind, stream)
+
+
+async def test_an_idle_stream_is_never_still_in_either_direction_so_no_proxy_ends_it(tmp_path: Path) -> None:
+    shipped, quick = Timing(), Timing(ping_every=0.2)
+    assert shipped.ping_every <= 15, "proxies idle out after 30 s or more"
+    async with running(tmp_path, quick) as plane, trio.open_nursery() as nursery:
+        proxy = partial(idling_out, port=plane.address.port, patience=30 * quick.ping_every / shipped.ping_every)
+        listeners = await nursery.start(partial(trio.serve_tcp, proxy, 0, host="127.0.0.1"))
+        through = Address("127.0.0.1", listeners[0].socket.getsockname()[1], True)
+        async with dial(through, plane.context(plane.identity("n1"))) as frames:
+            await frames.send(encode(register()))
+            for _ in range(3):
+                await hear(frames)
+            with trio.move_on_after(5 * 30 * quick.ping_every / shipped.ping_every) as quiet:
+                await frames.receive()
+            assert quiet.cancelled_caught
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_agent_reaches_a_plane_by_its_ipv6_address(tmp_path: Path) -> None:
+    async with running(tmp_path, host="::1") as plane:
+        assert str(plane.address).startswith("wss://[::1]:")
+        async with dial(plane.address, plane.context(plane.identity("n1"))) as frames:
+            await frames.send(encode(register()))
+            assert isinstance(await hear(frames), Registered)

@@ -84,3 +84,9 @@ async def test_a_tried_program_leaves_no_process(tmp_path: Path) -> None:
     installed = Installed([LlamaCpp()], state=tmp_path / "marked")
     await installed.found("llamacpp")
     assert list(processes.carrying("LLMGW_STATE", str(tmp_path / "marked"), processes.everyone())) == []
+
+
+async def test_what_the_settings_add_to_an_engines_environment_reaches_it(tmp_path: Path) -> None:
+    path = program(tmp_path / "bin", "vllm", "raise SystemExit(1)")
+    installed = Installed([Vllm()], commands={"vllm": [path]}, environments={"vllm": {"A": "b"}}, state=tmp_path)
+    assert (await installed.found("vllm")).env == {"A": "b"}
