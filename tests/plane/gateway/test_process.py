@@ -156,8 +156,11 @@ async def test_a_gateway_that_never_heard_of_a_plane_denies_no_model(pair: Pair)
                 assert answer.headers["retry-after"] == "5"
             assert (await client.get("/ready")).json()["reason"] == "no plane was heard of"
             await pair.feed(pair.routes())
-            while (answer := await client.post("/v1/chat/completions", json={"model": "tiny"})).status_code == 503:
-                await trio.sleep(0.05)  # noqa: ASYNC110 - seen from outside only
+            # Seen from outside only, so there is no event to wait for.
+            while (  # noqa: ASYNC110
+                answer := await client.post("/v1/chat/completions", json={"model": "tiny"})
+            ).status_code == 503:
+                await trio.sleep(0.05)
             assert answer.json() == {"ok": True}
             assert (await client.get("/v1/models/other")).status_code == 404
 
