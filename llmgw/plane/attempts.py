@@ -65,16 +65,19 @@ def tell(
 
 
 def unmentioned(
-    world: World, node: NodeId, listed: frozenset[ShardId], now: float, clock: float
+    world: World, node: NodeId, listed: frozenset[tuple[ShardId, int]], now: float, clock: float
 ) -> tuple[World, tuple[Event, ...]]:
-    """A Register does not list shards that are placed on its node: it does not run them.
+    """A Register does not list attempts (shard, generation) that are placed on its node: it does not run them.
 
     One that was seen there at this generation has ended, whatever ended it. One that was never seen may not have
-    been told to start at all; it is left for its command to be told again, at the same generation.
+    been told to start at all; it is left for its command to be told again, at the same generation. A node may list
+    an older attempt in its place: its agent died between taking the start of this one and writing it down.
     """
     events: list[Event] = []
     for shard in world.shards.values():
-        if shard.node != node or shard.id in listed or shard.status is None or shard.state in ENDED:
+        if shard.node != node or shard.status is None or shard.state in ENDED:
+            continue
+        if (shard.id, shard.generation) in listed:
             continue
         gone = ShardStatus(
             shard=shard.id,

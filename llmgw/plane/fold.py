@@ -209,6 +209,7 @@ def _register(
     events += more
     gpus = {gpu.uuid for gpu in message.gpus}
     listed = frozenset(status.shard for status in message.shards)
+    runs = frozenset((status.shard, status.generation) for status in message.shards)
     node = attrs.evolve(
         node,
         facts=message,
@@ -240,7 +241,7 @@ def _register(
     for status in message.shards:
         world, told = attempts.tell(world, id, status, now, clock, settings)
         events += told
-    world, told = attempts.unmentioned(world, id, listed, now, clock)
+    world, told = attempts.unmentioned(world, id, runs, now, clock)
     return world, (*events, *told)
 
 

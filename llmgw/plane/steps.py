@@ -102,11 +102,13 @@ def told(step: Step, world: World, clock: float) -> Event:
 
 
 def _left_behind(world: World, shard: Shard) -> dict[tuple[NodeId, ShardId], Stray]:
-    """What may still run on a lost node: to be stopped when it is heard again (D4). Others have told what they run."""
-    node = world.nodes.get(shard.node)
-    if node is None or node.stage is not Stage.LOST or shard.state in ENDED:
+    """What may still run where a shard was: to be stopped, on a lost node as soon as that is heard again (D4).
+
+    A node that was lost when the step was planned may have come back while it was stored, and told what it runs.
+    """
+    node, status = world.nodes.get(shard.node), shard.status
+    if node is None or shard.state in ENDED or (node.stage is not Stage.LOST and status is None):
         return {}
-    status = shard.status
     if status is None or status.generation != shard.generation:
         status = ShardStatus(
             shard=shard.id,

@@ -125,6 +125,18 @@ def test_an_empty_list_of_shards_clears_the_nodes_strays() -> None:
     assert list(here.strays) == [("n2", "y-0-0")]
 
 
+def test_a_node_that_lists_an_older_attempt_does_not_run_the_newest_one() -> None:
+    """Its agent took the start of generation 2 and died before it wrote that down."""
+    here = hear(placed(), "n1", status(ID, 1, ShardState.FAILED), 1.0)
+    here, _ = settle(here, 5.0)
+    assert here.shards[ID].generation == 2
+    here = hear(here, "n1", status(ID, 2, ShardState.STARTING), 6.0)
+    here = hear(here, "n1", register("n1", shards=[status(ID, 1, ShardState.FAILED)]), 7.0)
+    assert here.shards[ID].state is ShardState.STOPPED
+    here, _ = settle(here, 8.0)
+    assert here.shards[ID].generation == 3
+
+
 @given(st.integers(1, 10_000), st.booleans(), st.sampled_from(["", *sorted(HOPELESS)]))
 def test_delays_grow_and_stay_within_their_caps(failures: int, was_ready: bool, cause: str) -> None:
     now = delay(failures, was_ready=was_ready, cause_code=cause, settings=DEFAULT)

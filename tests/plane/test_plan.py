@@ -405,3 +405,21 @@ def test_strays_alone_are_nothing_to_plan() -> None:
 def test_a_shard_that_is_alive_is_never_started_again(state: ShardState) -> None:
     before, _ = settle(world(register("n1"), models=[model()]))
     assert settle(hear(before, "n1", status("tiny-0-0", 1, state)), 1000.0)[1] == ()
+
+
+def test_a_lost_node_that_returns_while_its_replacement_is_stored_is_told_to_stop_what_it_runs() -> None:
+    here, _ = settle(world(register("n1"), register("n2"), models=[model()]))
+    here = stage(ready(here), "n1", Stage.LOST)
+    steps = plan(here, 5.0).steps
+    assert words(steps) == ["start tiny-0-0 g2 on n2"]
+    returned = hear(here, "n1", register("n1", shards=[status("tiny-0-0")]), 6.0)
+    after = enact(returned, steps, 6.0, CLOCK)
+    assert after.shards[ShardId("tiny-0-0")].node == "n2"
+    assert {key: stray.status.generation for key, stray in after.strays.items()} == {("n1", "tiny-0-0"): 1}
+
+
+def test_a_placement_given_up_as_never_heard_of_is_stopped_when_it_is_heard_of_meanwhile() -> None:
+    here, _ = settle(world(register("n1"), models=[model()]))
+    steps = (GiveUp(ShardId("tiny-0-0"), "its node never heard of it"),)
+    here = hear(here, "n1", status("tiny-0-0", 1, ShardState.STARTING), 6.0)
+    assert list(enact(here, steps, 6.0, CLOCK).strays) == [("n1", "tiny-0-0")]
