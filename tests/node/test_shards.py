@@ -9,6 +9,7 @@ import trio
 
 from llmgw.node import ending, processes
 from llmgw.node.engines import Asking
+from llmgw.node.shards import Shards
 from llmgw.wire.control import DrainShard, StopShard
 from llmgw.wire.facts import ShardId, ShardState
 from tests.engines import SHARD, order, running, shards, tiny_model, until
@@ -16,6 +17,10 @@ from tests.engines import SHARD, order, running, shards, tiny_model, until
 pytestmark = pytest.mark.real
 
 READY, FAILED, STOPPED, STARTING = ShardState.READY, ShardState.FAILED, ShardState.STOPPED, ShardState.STARTING
+
+
+def states(known: Shards) -> dict[ShardId, ShardState]:
+    return {status.shard: status.state for status in known.statuses()}
 
 
 async def chat(port: int) -> str:
@@ -236,6 +241,29 @@ async def test_engines_started_together_get_ports_of_their_own(tmp_path: Path) -
             told.shards.start(order(shard=name))
         ready = [await told.until(READY) for _ in names]
         assert len({status.port for status in ready}) == 3
+
+
+async def test_of_eight_started_together_the_one_that_fails_fails_alone(tmp_path: Path) -> None:
+    sleeping, failing = {"PROGRAM": "import time; time.sleep(1000)"}, {"PROGRAM": "raise SystemExit(3)"}
+    async with running(shards(tmp_path)) as told:
+        names = [ShardId(f"m/{n}/0") for n in range(8)]
+        for name in names:
+            told.shards.start(order(shard=name, engine="python", env=failing if name == names[3] else sleeping))
+        failed = await told.until(FAILED)
+        others = {name: READY for name in names if name != names[3]}
+        await until(lambda: states(told.shards) == others | {failed.shard: FAILED})
+        assert (failed.shard, failed.exit_code) == (names[3], 3)
+        assert len({status.port for status in told.shards.statuses() if status.state is READY}) == 7
+
+
+async def test_an_engine_inherits_no_descriptor_of_the_agents(tmp_path: Path) -> None:
+    look = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))); raise SystemExit(3)"
+    with (tmp_path / "secret").open("w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        async with running(shards(tmp_path)) as told:
+            told.shards.start(order(engine="python", env={"PROGRAM": look}))
+            # 3 is the listing's own.
+            assert (await told.until(FAILED)).lines == ("[0, 1, 2, 3]",)
 
 
 async def test_a_drained_shard_says_so_and_goes_on_serving(tmp_path: Path) -> None:
