@@ -126,7 +126,7 @@ class Kernel:
         if self.watcher.step(self, "gate"):
             return seen
         record(seen)
-        if self.watcher.step(self, "recorded"):
+        if self.killed or self.watcher.step(self, "recorded"):
             return seen
         process.gate = False
         process.serves_at = trio.current_time() + self.rng.uniform(0.1, 3.0)

@@ -100,8 +100,8 @@ class Ledger:
                 routed[endpoint.replica] = routed.get(endpoint.replica, 0) + 1
                 process = by_port.get((endpoint.host, endpoint.port))
                 if process is not None:
-                    shard = world.shards.get(process.shard)
-                    if shard is None or shard.replica != endpoint.replica or shard.generation != process.generation:
+                    claim = world.shards.get(process.shard)
+                    if claim is None or claim.replica != endpoint.replica or claim.generation != process.generation:
                         self.wrong(f"{process.shard} generation {process.generation} is routed to and must not be")
         for replica, count in routed.items():
             if count > 1:

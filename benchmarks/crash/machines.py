@@ -1,4 +1,4 @@
-"""A node of the simulation: its machine, and one agent after the other on it, each with the shipped shards and stream."""
+"""A node of the simulation: its machine, and agents on it one after the other, each with shipped shards and stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 
 from benchmarks.crash.kernel import HERE, Kernel
 from benchmarks.crash.ledger import Ledger
-from benchmarks.crash.wires import DIAL_WITHIN, Way, Wire, connection
+from benchmarks.crash.wires import DIAL_WITHIN, Absence, Way, Wire, connection
 from llmgw.backoff import Backoff
 from llmgw.cell import Cell
 from llmgw.node.answers import Say
@@ -22,6 +22,7 @@ from llmgw.node.engines import Asking, Command, Found, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.installed import Installed
+from llmgw.node.feed import Feed
 from llmgw.node.health import Patience
 from llmgw.node.logs import Logs
 from llmgw.node.records import Record, Records, decode, file_name
@@ -135,6 +136,19 @@ class PaperShards(Shards):
         ports = Ports(range(21000, 29000), after=21000 + 10 * kernel.life, free=lambda port: port not in taken)
         self._means = attrs.evolve(self._means, records=self._records, ports=ports)
         self._book = Book(self._records, logs)
+        self._book.changes = PaperFeed(kernel)
+
+
+class PaperFeed(Feed[ShardStatus]):
+    """The shipped feed; the agent may be killed when it has just told something, before that leaves it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def put(self, item: ShardStatus) -> None:
+        super().put(item)
+        self._kernel.watcher.step(self._kernel, "told")
 
 
 class NoBeats:
@@ -159,7 +173,7 @@ class Machine:
         self.up, self.down = Way(self.rng), Way(self.rng)
         self.hardware = Cell(0)
         self.epoch = 0
-        self.back_at = self.rng.uniform(0.0, 1.0)
+        self.absence = Absence(self.rng.uniform(0.0, 1.0))
         self.armed: dict[str, int] = {}
         self._ledger, self._accept = ledger, accept
         self._scope = trio.CancelScope()
@@ -170,7 +184,7 @@ class Machine:
         return self.kernel.life % 2 == 1 and not self.kernel.killed
 
     def kill_agent(self, back_after: float) -> None:
-        self.back_at = max(self.back_at, trio.current_time() + back_after)
+        self.absence.last(back_after)
         self.kernel.killed = True
         self._scope.cancel()
 
@@ -196,8 +210,7 @@ class Machine:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.kernel.run)
             while True:
-                while self.back_at > trio.current_time():
-                    await trio.sleep_until(self.back_at)
+                await self.absence.over()
                 self.kernel.agent_began()
                 with trio.CancelScope() as self._scope:
                     await self._agent()
@@ -276,6 +289,7 @@ class Machine:
             mine, theirs = connection(self.up, self.down)
             if self._accept(theirs, f"{self.name}.example:{self.rng.randint(30000, 60000)}"):
                 self._wire = mine
+                mine.sent = lambda: self._ledger.step(self.kernel, "sent")
         if self._wire is None:
             return Goodbye(code="unreachable", reason="no plane answers")
         try:
@@ -299,4 +313,3 @@ class Machine:
 def change(machine: Machine) -> None:
     """The hardware has changed: the node registers again over the stream it has."""
     machine.hardware.set(machine.hardware.value + 1)
-

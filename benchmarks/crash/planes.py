@@ -1,4 +1,4 @@
-"""The plane of the simulation: one process after the other on one store, each with the shipped fleet, hub and streams."""
+"""The plane of the simulation: one after the other on one store, each with the shipped fleet, hub and streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from benchmarks.crash.ledger import Ledger
-from benchmarks.crash.wires import Wire
+from benchmarks.crash.wires import Absence, Wire
 from llmgw.cell import Cell
 from llmgw.errors import LlmgwError, Unavailable
 from llmgw.plane.agents import Hub
@@ -97,7 +97,7 @@ class Plane:
         self.rng = random.Random(f"{seed} plane")
         self.store = Shelf(ledger, random.Random(f"{seed} store"))
         self.store.step = self._step
-        self.back_at = 0.0
+        self.absence = Absence(0.0)
         self.wall = 1.7e9
         self.armed: dict[str, int] = {}
         self.fleet: Fleet | None = None
@@ -115,7 +115,7 @@ class Plane:
         return self._nursery is not None and not self._killed
 
     def kill(self, back_after: float) -> None:
-        self.back_at = max(self.back_at, trio.current_time() + back_after)
+        self.absence.last(back_after)
         self._killed = True
         self._scope.cancel()
 
@@ -162,8 +162,7 @@ class Plane:
     async def run(self) -> None:
         """One plane after the other, for ever."""
         while True:
-            while self.back_at > trio.current_time():
-                await trio.sleep_until(self.back_at)
+            await self.absence.over()
             self._killed = False
             with trio.CancelScope() as self._scope:
                 await self._lead()
@@ -184,7 +183,7 @@ class Plane:
         try:
             await fleet.load()
         except LlmgwError:
-            self.back_at = trio.current_time() + 1.0  # as systemd starts it again
+            self.absence.last(1.0)  # as systemd starts it again
             return
         hub = Hub(fleet)
         self._listener = Listener(

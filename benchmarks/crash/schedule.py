@@ -9,7 +9,7 @@ import attrs
 
 #: Steps of the plane and of an agent at which a kill is most likely to hurt.
 PLANE_STEPS = ("commit", "committed", "told")
-AGENT_STEPS = ("record", "recorded", "gate", "started", "removing", "removed", "reported")
+AGENT_STEPS = ("record", "recorded", "gate", "started", "removing", "removed", "told", "sent")
 #: How long things go wrong, in seconds.
 TROUBLE = 90.0
 
@@ -94,7 +94,7 @@ def drawn(seed: int) -> Schedule:
 
 
 def shrunk(schedule: Schedule, fails: Callable[[Schedule], bool], tries: int = 200) -> Schedule:
-    """The smallest part of a schedule found that still fails: halves, then quarters, then single faults are left out."""
+    """The smallest part of a schedule that still fails: halves, then quarters, then single faults are left out."""
     size = max(1, len(schedule.faults) // 2)
     while size and tries > 0:
         at = 0

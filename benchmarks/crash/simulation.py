@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from unittest import mock
 
 import attrs
 import structlog
@@ -55,9 +56,7 @@ class Outcome:
 
     def __str__(self) -> str:
         found = [
-            f"  {kind}: {text}"
-            for kind in ("duplicates", "lost", "orphans", "wrongs")
-            for text in getattr(self, kind)
+            f"  {kind}: {text}" for kind in ("duplicates", "lost", "orphans", "wrongs") for text in getattr(self, kind)
         ]
         return "\n".join([f"seed {self.seed}: at rest after {self.rest:.1f} s", *found])
 
@@ -75,15 +74,13 @@ def models_text(number: int) -> str:
 
 
 class Simulation:
-    """A plane, its machines and what happens to them."""
+    """A plane, its machines and what happens to them. Without `jumps` the machine's clock goes as it should."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, *, jumps: bool = True) -> None:
+        self.schedule, self._jumps = schedule, jumps
         self.ledger = Ledger(on_step=self._step)
         self.plane = Plane(schedule.seed, self.ledger)
-        self.machines = {
-            name: Machine(name, schedule.seed, self.ledger, self.plane.accept) for name in schedule.nodes
-        }
+        self.machines = {name: Machine(name, schedule.seed, self.ledger, self.plane.accept) for name in schedule.nodes}
         self._nursery: trio.Nursery
 
     def _step(self, kernel: Kernel, name: str) -> bool:
@@ -155,7 +152,8 @@ class Simulation:
             case "frames repeated":
                 self._set_for(fault.seconds, machine, repeats=True)
             case "wall clock jumps":
-                plane.wall += random.Random(fault.number).choice((-1, 1)) * 10.0 ** (fault.number % 9)
+                if self._jumps:
+                    plane.wall += random.Random(fault.number).choice((-1, 1)) * 10.0 ** (fault.number % 9)
             case "hardware changes":
                 change(machine)
             case "apply":
@@ -205,14 +203,14 @@ class Simulation:
 
     async def _heal(self) -> None:
         """The end of all that goes wrong. What operators wanted last is wanted still; every node may be used."""
-        now, plane = trio.current_time(), self.plane
+        plane = self.plane
         plane.armed.clear()
         plane.store.slow_until = plane.store.fails_until = 0.0
-        plane.back_at = min(plane.back_at, now)
+        plane.absence.call()
         for machine in self.machines.values():
             machine.armed.clear()
             machine.kernel.troubled = False
-            machine.back_at = min(machine.back_at, now)
+            machine.absence.call()
             for way in (machine.up, machine.down):
                 way.set(blocked=False, delay=0.001, repeats=False)
         if not plane.runs:
@@ -282,14 +280,14 @@ class Simulation:
         for model in world.models.values():
             shards = [s for s in world.shards.values() if s.model == model.name]
             good = [
-                s
-                for s in shards
-                if s.want is Want.RUN and s.state is ShardState.READY and s.revision == model.revision
+                s for s in shards if s.want is Want.RUN and s.state is ShardState.READY and s.revision == model.revision
             ]
             if len(good) != model.replicas or len(shards) != model.replicas:
                 states = [f"{s.id}@{s.node} {s.want.value} {s.state.value} r{s.revision}" for s in shards]
                 missing.append(f"{model.name}: {model.replicas} of revision {model.revision} wanted, there is {states}")
-        missing += [f"{s.id} of a model that nobody wants" for s in world.shards.values() if s.model not in world.models]
+        missing += [
+            f"{s.id} of a model that nobody wants" for s in world.shards.values() if s.model not in world.models
+        ]
         missing += [f"node {name} is not known" for name in self.machines if NodeId(name) not in world.nodes]
         return missing
 
@@ -307,9 +305,9 @@ class _Listening:
         raise structlog.DropEvent
 
 
-def simulate(schedule: Schedule) -> Outcome:
+def simulate(schedule: Schedule, *, jumps: bool = True) -> Outcome:
     """Run one schedule. The same schedule takes the same course each time, in processes of one PYTHONHASHSEED."""
-    simulation = Simulation(schedule)
+    simulation = Simulation(schedule, jumps=jumps)
     before = structlog.get_config()
     structlog.configure(
         processors=[_Listening(simulation.ledger.wrong)],
@@ -317,13 +315,10 @@ def simulate(schedule: Schedule) -> Outcome:
         cache_logger_on_first_use=False,
     )
     # As hypothesis-trio does: tasks that are ready together run in an order that the seed decides.
-    core = trio._core._run  # type: ignore[attr-defined]
-    ordered = core._ALLOW_DETERMINISTIC_SCHEDULING
-    core._ALLOW_DETERMINISTIC_SCHEDULING = True
+    core = trio._core._run
     core._r.seed(schedule.seed)
     try:
-        with in_memory():
+        with in_memory(), mock.patch.object(core, "_ALLOW_DETERMINISTIC_SCHEDULING", True):
             return trio.run(simulation.run, clock=trio.testing.MockClock(autojump_threshold=0))
     finally:
-        core._ALLOW_DETERMINISTIC_SCHEDULING = ordered
         structlog.configure(**before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 import attrs
 import trio
@@ -56,6 +57,28 @@ class Way:
 
 
 @attrs.define(eq=False)
+class Absence:
+    """Until when something that was killed stays away; it can be called back sooner."""
+
+    until: float
+    _called: trio.Event = attrs.field(factory=trio.Event)
+
+    def last(self, seconds: float) -> None:
+        self.until = max(self.until, trio.current_time() + seconds)
+
+    def call(self) -> None:
+        self.until = min(self.until, trio.current_time())
+        self._called.set()
+        self._called = trio.Event()
+
+    async def over(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while (until := self.until) > trio.current_time():
+            with trio.move_on_at(until):
+                await self._called.wait()
+
+
+@attrs.define(eq=False)
 class Pipe:
     """One direction of one connection."""
 
@@ -97,6 +120,7 @@ class Wire:
     def __init__(self, out: Pipe, into: Pipe) -> None:
         self._out, self._into = out, into
         self._closed: Closed | None = None
+        self.sent: Callable[[], object] = lambda: None
         out.way.pipes.add(out)
 
     def _check(self) -> None:
@@ -114,6 +138,7 @@ class Wire:
         self._out.put(data)
         if self._out.way.repeats and self._out.way.rng.random() < 0.5 and repeatable(data):
             self._out.put(data)
+        self.sent()
 
     async def receive(self) -> bytes:
         await trio.lowlevel.checkpoint()

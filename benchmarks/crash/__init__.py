@@ -1,0 +1,5 @@
+"""Crash matrix: whatever dies, whenever it dies, are there ever two of a shard, or none, or one that nobody knows of?"""
+
+from benchmarks.crash.matrix import main
+
+__all__ = ["main"]
