@@ -111,6 +111,7 @@ class PlaneStream:
         self._timing = timing or Timing()
         self._outbox = Outbox()
         self._requests: Scopes[int, str] = Scopes()
+        self._asked: set[int] = set()
         self._strange: Counter[str] = Counter()
         self._liveness = trio.CancelScope()
         self._period = 5.0
@@ -254,9 +255,12 @@ class PlaneStream:
 
     def _take(self, message: object, nursery: trio.Nursery, renewed: trio.MemorySendChannel[Renewed]) -> None:
         match message:
-            case Request():
-                nursery.start_soon(self._answer, message)
+            case Request(request_id=number):
+                if number not in self._asked:  # told twice: the first one is being answered
+                    self._asked.add(number)
+                    nursery.start_soon(self._answer, message)
             case Withdraw(request_id=number):
+                self._asked.discard(number)  # it may not have begun
                 self._requests.end(number, "withdrawn")
             case StartShard() | StopShard() | DrainShard() | Provision() | FetchWeights():
                 self._duties.command(message)
@@ -286,8 +290,8 @@ class PlaneStream:
         def say(word: Working | Listening) -> None:
             self._outbox.put(structs.replace(word, request_id=request.request_id))
 
-        if request.request_id in self._requests:
-            return  # told twice: the first one is being answered
+        if request.request_id not in self._asked:
+            return
         with self._requests.open(request.request_id) as slot:
             reply = await answer(self._duties.answers, request, say)
             try:
@@ -295,6 +299,7 @@ class PlaneStream:
             except TooLong as error:
                 words = f"the answer to {tag_of(request)!r} is {error}"
                 self._outbox.put(RequestFailed(request_id=request.request_id, error=words))
+        self._asked.discard(request.request_id)
         if slot.value is not None:
             log.info("request withdrawn", request=tag_of(request), request_id=request.request_id)
 

@@ -76,6 +76,7 @@ class Daemon:
         self.tell_change, self._changes = trio.open_memory_channel[ShardStatus](10)
         self.news: Cell[int] = Cell(0)
         self.goodbye: Goodbye | None = None
+        self.began = False
 
     def obey(self, registered: Registered) -> None:
         if registered.epoch < self.epoch:
@@ -104,6 +105,7 @@ class Daemon:
         return LogsReply(lines=("x" * 1000,) * request.lines)
 
     async def doctor(self, request: DoctorRequest, say: Say) -> NoReturn:
+        self.began = True
         say(Working(request_id=0, seconds=60, note="looking"))
         try:
             await trio.sleep_forever()
@@ -272,6 +274,19 @@ async def test_a_withdrawn_request_is_cancelled_on_the_node() -> None:
         await say(plane, Withdraw(request_id=7))
         with trio.fail_after(5):
             await daemon.withdrawn.wait()
+
+
+async def test_a_request_withdrawn_before_it_began_is_never_answered() -> None:
+    for number in range(1, 21):  # which task runs first is drawn
+        daemon = Daemon()
+        async with daemon.open() as plane:
+            await say(plane, DoctorRequest(request_id=number))
+            await say(plane, Withdraw(request_id=number))
+            await say(plane, LogsRequest(request_id=100, lines=1))
+            assert isinstance(await hear(plane), Reply | Working)
+            await trio.testing.wait_all_tasks_blocked()
+            began = daemon.began
+            assert daemon.withdrawn.is_set() == began
 
 
 async def test_the_streams_end_cancels_requests_on_the_node() -> None:
