@@ -19,6 +19,8 @@ from llmgw.node.processes import Handle
 
 #: Output that is kept of one stream: its first and its last so many bytes.
 KEPT_BYTES = 128 << 10
+#: What makes tools write for programs: in English, and without colours (LG04).
+PLAIN = {"LC_ALL": "C", "TERM": "dumb", "NO_COLOR": "1"}
 #: Seconds for the kernel to end a process after SIGKILL; only one that hangs in a driver takes longer.
 REAP_WITHIN = 5.0
 
@@ -82,7 +84,7 @@ async def run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **(env or {}), "LC_ALL": "C"},
+            env={**os.environ, **(env or {}), **PLAIN},
             start_new_session=True,
         )
     except OSError as error:

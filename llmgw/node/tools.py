@@ -17,6 +17,7 @@ from subprocess import DEVNULL
 import attrs
 import trio
 
+from llmgw.node.run import PLAIN
 from llmgw.rdma.ran import Ran
 
 #: The most that a tool may print: ten times the map of 10,000 hosts.
@@ -45,7 +46,7 @@ async def printed(directory: Path, *argv: str, within: float, environment: Mappi
     tool = argv[0]
     place = Path(tempfile.mkdtemp(prefix=f"{tool}-", dir=directory))
     out, err = place / "out", place / "err"
-    env = os.environ | {"LC_ALL": "C", "LANG": "C"} | dict(environment or {})
+    env = os.environ | PLAIN | dict(environment or {})
     began = trio.current_time()
     with out.open("wb") as out_file, err.open("wb") as err_file:
         try:

@@ -81,10 +81,11 @@ async def test_meanwhile_is_cancelled_when_the_program_ends() -> None:
 
 async def test_the_environment_is_added_and_the_language_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    monkeypatch.setenv("TERM", "xterm-256color")
     ran = await run(
-        [sys.executable, "-c", "import os; print(os.environ['A'], os.environ['LC_ALL'])"], limit=20, env={"A": "1"}
+        [sys.executable, "-c", "import os; print(*map(os.environ.get, ('A', 'LC_ALL', 'TERM', 'NO_COLOR')))"], limit=20, env={"A": "1"}
     )
-    assert ran.stdout == "1 C\n"
+    assert ran.stdout == "1 C dumb 1\n"
 
 
 async def test_a_flood_of_output_keeps_its_beginning_and_its_end() -> None:
