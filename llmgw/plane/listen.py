@@ -87,6 +87,7 @@ class Listener:
     heartbeat: Callable[[], float] = lambda: 5.0
     timing: Timing = attrs.field(factory=Timing)
     _handshakes: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(HANDSHAKES))
+    _carried: Cell[int] = attrs.field(factory=lambda: Cell(0))
 
     async def serve(
         self,
@@ -98,6 +99,12 @@ class Listener:
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, self._connection, list(listeners))
             task_status.started()
+
+    async def parted(self) -> None:
+        """Wait until no agent is connected any more, and each has been told why."""
+        async for carried in self._carried.values():
+            if not carried:
+                return
 
     async def _connection(self, socket: trio.SocketStream) -> None:
         address = _address(socket)
@@ -140,6 +147,7 @@ class Listener:
 
     async def carry(self, path: str, frames: Frames, peer: Peer | None, address: str) -> None:
         """One peer's frames from the first to the last, whatever carries them. Who is refused is told why."""
+        self._carried.set(self._carried.value + 1)
         try:
             if path == "/join":
                 self._led()
@@ -155,6 +163,8 @@ class Listener:
             await say_goodbye(frames, ended.goodbye)
         except Closed as closed:
             log.info("agent went away", address=address, reason=str(closed))
+        finally:
+            self._carried.set(self._carried.value - 1)
 
     def _led(self) -> int:
         standing = self.standing.value

@@ -1,7 +1,7 @@
 """The plane as a process: what it is made of, and whose nursery each part lives in.
 
 Only here are the parts wired together. The listeners open before anything is decided, and close last: agents are
-told goodbye, the gateway lets its streams end.
+told goodbye when the gateway's streams have ended.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ log = structlog.get_logger("llmgw.plane")
 #: The digest of models.toml when it was last applied, so that an unchanged file does not undo `ctl apply`.
 MODELS_KEY = "plane/models-file"
 
+#: How long a plane that stops waits until every agent has been told, in seconds.
+GOODBYES_WITHIN = 3.0
+
 
 async def run(settings: PlaneSettings) -> None:
     """Run a plane until SIGTERM or SIGINT. Raises LlmgwError when it cannot start."""
@@ -60,14 +63,24 @@ async def run(settings: PlaneSettings) -> None:
         plane = await assemble(settings, store)
         async with trio.open_nursery() as nursery:
             listeners = await _listeners(settings)
-            await _start(plane, listeners, nursery)
+            listener = await _start(plane, listeners, nursery)
             prepare()
-            log.info("plane runs", name=settings.name, epoch=plane.fleet.epoch, directory=str(settings.directory))
+            log.info(
+                "plane runs",
+                name=settings.name,
+                epoch=plane.fleet.epoch,
+                directory=str(settings.directory),
+                agents=str(settings.agents_listen),
+                admin=str(settings.admin_listen),
+                gateway=str(settings.gateway_listen) if settings.gateway.inside else "processes of their own",
+            )
             await _until_stopped(plane)
             log.info("plane stops")
-            plane.hub.disconnect_all("stopping", "the plane stops", retry_after=1.0)
             plane.stop.set()
             await plane.stopped()
+            plane.hub.disconnect_all("stopping", "the plane stops", retry_after=1.0)
+            with trio.move_on_after(GOODBYES_WITHIN):
+                await listener.parted()
             nursery.cancel_scope.cancel()
 
 
@@ -215,7 +228,7 @@ async def _open(listen: Listen, what: str, key: str, backlog: int = 1024) -> lis
         ) from None
 
 
-async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> None:
+async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> Listener:
     settings = plane.settings
     join: Callable[..., Awaitable[None]] = partial(answer_join, authority=plane.authority, tokens=plane.tokens)
     listener = Listener(
@@ -251,6 +264,7 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
     await nursery.start(serve_admin, admin, listeners.admin, plane.context)
     if listeners.gateway:
         await nursery.start(plane.gateway, listeners.gateway)
+    return listener
 
 
 async def _until_stopped(plane: Plane) -> None:

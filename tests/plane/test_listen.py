@@ -73,6 +73,7 @@ class Plane:
     certificates: Certificates = attrs.field(factory=Certificates)
     standing: Cell[Leading | Standby] = attrs.field(factory=lambda: Cell[Leading | Standby](Leading(7)))
     address: Address = Address("127.0.0.1", 0, True)
+    listener: Listener | None = None
 
     def identity(self, name: str, role: pki.Role = pki.Role.NODE, *, ca: pki.Authority | None = None) -> Path:
         key = pki.make_key()
@@ -101,7 +102,7 @@ async def running(directory: Path, timing: Timing | None = None, host: str = "12
     async def join(frames: Frames, address: str) -> None:
         await frames.send(b"joined")
 
-    listener = Listener(
+    plane.listener = listener = Listener(
         hub=Hub(plane.fleet),
         fleet=plane.fleet,
         certificates=plane.certificates,
@@ -284,6 +285,27 @@ async def test_a_message_past_the_limit_closes_with_a_reason(tmp_path: Path) -> 
         with pytest.raises(Closed) as closed:
             await frames.receive()
         assert closed.value.code == 1009
+
+
+async def test_a_plane_that_stops_has_parted_from_its_agents_when_each_was_told(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        agents = []
+        async with running(tmp_path) as plane:
+            assert plane.listener is not None
+            for number in range(5):
+                name = f"n{number}"
+                frames = await stack.enter_async_context(dial(plane.address, plane.context(plane.identity(name))))
+                await frames.send(encode(register(name)))
+                assert isinstance(await hear(frames), Registered)
+                agents.append(frames)
+            plane.listener.hub.disconnect_all("stopping", "the plane stops", retry_after=1.0)
+            with trio.fail_after(5):
+                await plane.listener.parted()
+        for frames in agents:
+            said = [await hear(frames)]
+            while not isinstance(said[-1], Goodbye):
+                said.append(await hear(frames))
+            assert (said[-1].code, said[-1].retry_after) == ("stopping", 1.0)
 
 
 async def test_a_health_check_that_only_connects_is_not_worth_a_warning(tmp_path: Path) -> None:
