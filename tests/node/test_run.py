@@ -83,7 +83,9 @@ async def test_the_environment_is_added_and_the_language_is_plain(monkeypatch: p
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
     monkeypatch.setenv("TERM", "xterm-256color")
     ran = await run(
-        [sys.executable, "-c", "import os; print(*map(os.environ.get, ('A', 'LC_ALL', 'TERM', 'NO_COLOR')))"], limit=20, env={"A": "1"}
+        [sys.executable, "-c", "import os; print(*map(os.environ.get, ('A', 'LC_ALL', 'TERM', 'NO_COLOR')))"],
+        limit=20,
+        env={"A": "1"},
     )
     assert ran.stdout == "1 C dumb 1\n"
 
