@@ -74,6 +74,7 @@ class Plane:
     standing: Cell[Leading | Standby] = attrs.field(factory=lambda: Cell[Leading | Standby](Leading(7)))
     address: Address = Address("127.0.0.1", 0, True)
     listener: Listener | None = None
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     def identity(self, name: str, role: pki.Role = pki.Role.NODE, *, ca: pki.Authority | None = None) -> Path:
         key = pki.make_key()
@@ -114,6 +115,7 @@ async def running(directory: Path, timing: Timing | None = None, host: str = "12
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host=host)
         plane.address = Address(host, listeners[0].socket.getsockname()[1], True)
+        plane.scope = nursery.cancel_scope
         await nursery.start(listener.serve, listeners)
         yield plane
         nursery.cancel_scope.cancel()
@@ -288,24 +290,26 @@ async def test_a_message_past_the_limit_closes_with_a_reason(tmp_path: Path) -> 
 
 
 async def test_a_plane_that_stops_has_parted_from_its_agents_when_each_was_told(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
+    async with running(tmp_path) as plane, AsyncExitStack() as stack:
+        assert plane.listener is not None
         agents = []
-        async with running(tmp_path) as plane:
-            assert plane.listener is not None
-            for number in range(5):
-                name = f"n{number}"
-                frames = await stack.enter_async_context(dial(plane.address, plane.context(plane.identity(name))))
-                await frames.send(encode(register(name)))
-                assert isinstance(await hear(frames), Registered)
-                agents.append(frames)
-            plane.listener.hub.disconnect_all("stopping", "the plane stops", retry_after=1.0)
-            with trio.fail_after(5):
-                await plane.listener.parted()
-        for frames in agents:
-            said = [await hear(frames)]
-            while not isinstance(said[-1], Goodbye):
-                said.append(await hear(frames))
-            assert (said[-1].code, said[-1].retry_after) == ("stopping", 1.0)
+        for number in range(5):
+            name = f"n{number}"
+            frames = await stack.enter_async_context(dial(plane.address, plane.context(plane.identity(name))))
+            await frames.send(encode(register(name)))
+            assert isinstance(await hear(frames), Registered)
+            agents.append(frames)
+        plane.listener.hub.disconnect_all("stopping", "the plane stops", retry_after=1.0)
+        with trio.fail_after(5):
+            await plane.listener.parted()
+        # Nothing is to come any more: what the agents hear from here on lies in their sockets.
+        plane.scope.cancel()
+        with trio.CancelScope(shield=True), trio.fail_after(5):
+            for frames in agents:
+                said = [await hear(frames)]
+                while not isinstance(said[-1], Goodbye):
+                    said.append(await hear(frames))
+                assert (said[-1].code, said[-1].retry_after) == ("stopping", 1.0)
 
 
 async def test_a_health_check_that_only_connects_is_not_worth_a_warning(tmp_path: Path) -> None:
