@@ -1,4 +1,4 @@
-"""Crash matrix: whatever dies, whenever it dies, are there ever two of a shard, or none, or one that nobody knows of?"""
+"""Crash matrix: whatever dies, whenever it dies, are there ever two of a shard, or none, or one nobody knows of?"""
 
 from benchmarks.crash.matrix import main
 
