@@ -148,8 +148,8 @@ def _held(root: Path) -> dict[str, int]:
 
 def _open_files(process: Path) -> Iterator[str]:
     try:
-        for handle in os.scandir(process / "fd"):
-            yield os.readlink(handle.path)
+        for handle in os.listdir(process / "fd"):
+            yield os.readlink(process / "fd" / handle)
     except OSError:
         pass  # it ended, or is another user's: its maps may still be readable
     try:

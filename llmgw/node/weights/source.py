@@ -59,7 +59,7 @@ def parse(source: str) -> HubSource | WebSource:
 
 
 def _hub(text: str, source: str) -> HubSource:
-    named, at, rest = text.strip("/").partition("@")
+    named, at, rest = text.rstrip("/").partition("@")
     if at:
         found = _REVISION.fullmatch(rest)
         revision, inside = (found[1], found[2] or "") if found else ("", "")
@@ -74,7 +74,11 @@ def _hub(text: str, source: str) -> HubSource:
 
 
 def _web(source: str) -> WebSource:
-    split = urlsplit(source)
+    try:
+        split = urlsplit(source)
+        split.port  # noqa: B018 - it is read when it is asked for
+    except ValueError as error:
+        raise FetchFailed(f"{source} is no URL: {error}", remedy=_FORMS) from None
     query = parse_qsl(split.query, keep_blank_values=True)
     fragment = split.fragment.removeprefix("sha256=") if split.fragment.startswith("sha256=") else ""
     digest = (fragment or dict(query).get("sha256", "")).lower()

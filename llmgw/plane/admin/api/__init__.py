@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quart import Blueprint
 
-from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, nodes, requests
+from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, nodes, requests, weights
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -21,4 +21,5 @@ BLUEPRINTS: tuple[Callable[[Admin], Blueprint], ...] = (
     identity.blueprint,
     bandwidth.blueprint,
     fabrics.blueprint,
+    weights.blueprint,
 )

@@ -1,0 +1,58 @@
+"""Which weights a node needs, and which it may give up (C8). Pure.
+
+The plane only proposes: it knows what is wanted. The node checks again, since it knows what is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from llmgw.plane.world import World
+from llmgw.units import format_duration
+from llmgw.wire.facts import Weights
+
+
+@attrs.frozen
+class Proposal:
+    """Sources that a node may remove, and the others with what keeps them."""
+
+    remove: tuple[str, ...]
+    kept: Mapping[str, str]
+
+
+def needed(world: World) -> dict[str, str]:
+    """Every source that something wants, and what: a model that is wanted, or a shard that is not stopped yet.
+
+    A model of no replicas needs its weights too: they are kept for when it is scaled up again. Any node may be the
+    next to serve a model, so this is one answer for all of them.
+    """
+    found = {shard.spec.source: f"shard {shard.id}" for _, shard in sorted(world.shards.items())}
+    found |= {model.profile.source: f"model {name}" for name, model in sorted(world.models.items())}
+    return found
+
+
+def proposal(held: Iterable[Weights], needed: Mapping[str, str], grace: float) -> Proposal:
+    """What of a node's cache nothing needs and no shard has used for `grace` seconds."""
+    remove, kept = list[str](), dict[str, str]()
+    for weights in sorted(held, key=lambda weights: weights.source):
+        if reason := _keeping(weights, needed, grace):
+            kept[weights.source] = reason
+        else:
+            remove.append(weights.source)
+    return Proposal(tuple(remove), kept)
+
+
+def _keeping(weights: Weights, needed: Mapping[str, str], grace: float) -> str:
+    if who := needed.get(weights.source):
+        return f"{who} needs it"
+    if weights.in_use:
+        return "a shard on this node uses it"
+    if weights.fetching:
+        return "it is being fetched"
+    if weights.idle is None:
+        return "the node does not say when it was last used"
+    if weights.idle < grace:
+        return f"it was used {format_duration(weights.idle)} ago, and the grace is {format_duration(grace)}"
+    return ""

@@ -1,0 +1,190 @@
+"""Models served from a hub, by real processes: fetched, killed midway, served from the cache, listed, removed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from llmgw.demo.processes import call
+from llmgw.tinymodel import write_tiny
+from tests.e2e.rig import QUICK, Rig, rig
+from tests.node.weights.hubserver import Hub, served
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+SOURCE = "hf://org/tiny"
+MODEL = """
+[[models]]
+name = "tiny"
+replicas = {replicas}
+engine = "llamacpp"
+source = "{source}"
+context = 2048
+args = ["-np", "4"]
+resources = {{ cpu_threads = 1, memory = "128MiB", disk = "8MiB" }}
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    model = write_tiny(tmp_path / "tiny.gguf").read_bytes()
+    with served({"org/tiny": {"README.md": b"# tiny", "tiny.gguf": model}}) as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        yield made
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path, hub: Hub) -> AsyncIterator[Rig]:
+    async with rig(tmp_path, 1, settings=QUICK) as made:
+        yield made
+
+
+async def ctl(fleet: Rig, *args: str) -> Any:
+    return json.loads(await call("llmgw", "ctl", "--dir", str(fleet.directory), *args, "-o", "json", env=fleet.env))
+
+
+async def words(fleet: Rig, *args: str) -> str:
+    return await call("llmgw", "ctl", "--dir", str(fleet.directory), *args, env=fleet.env)
+
+
+async def want(fleet: Rig, replicas: int, source: str = SOURCE) -> None:
+    answer = await fleet.api.post("apply", content=MODEL.format(replicas=replicas, source=source) if replicas else "")
+    assert answer.status_code == 200, answer.text
+
+
+async def held(fleet: Rig) -> list[dict[str, Any]]:
+    (node,) = (await ctl(fleet, "weights"))["nodes"]
+    assert node["error"] == ""
+    found: list[dict[str, Any]] = node["weights"]
+    return found
+
+
+async def progress(fleet: Rig) -> dict[str, Any] | None:
+    for shard in (await fleet.shards()).values():
+        if shard["state"] == "fetching" and shard["progress"] and shard["progress"]["done"]:
+            found: dict[str, Any] = shard["progress"]
+            return found
+    return None
+
+
+async def test_a_model_from_a_hub_is_served_kept_and_removed_when_nothing_needs_it(fleet: Rig, hub: Hub) -> None:
+    hub.piece, hub.pause = 32 << 10, 0.02
+    await want(fleet, 1)
+    seen: list[dict[str, Any]] = []
+
+    async def fetching() -> bool:
+        if (found := await progress(fleet)) is not None:
+            seen.append(found)
+        return bool(seen)
+
+    await fleet.until(fetching, what="progress of the fetch")
+    total = sum(len(data) for data in hub.files["org/tiny"].values())
+    assert seen[0]["what"] == "weights"
+    assert 0 < seen[0]["done"] <= seen[0]["total"] == total
+    assert "fetching weights" in await words(fleet, "replicas")
+
+    await fleet.until(lambda: fleet.ready(1), what="served from the hub")
+    async with httpx.AsyncClient(timeout=30) as client:
+        answer = await fleet.chat(client)
+    assert answer.json()["choices"]
+
+    (weights,) = await held(fleet)
+    assert (weights["source"], weights["complete"], weights["in_use"]) == (SOURCE, True, True)
+    assert weights["needed_by"] == "model tiny"
+    assert "complete" in await words(fleet, "weights", "n1")
+
+    plan = (await ctl(fleet, "gc", "--grace", "0"))["nodes"][0]
+    assert (plan["removed"], plan["kept"]) == ([], {SOURCE: "model tiny needs it"})
+
+    # Placement knows of it, so the disk that a fetch would need is not asked for again; nor is the hub.
+    asked = len(hub.asked)
+    await want(fleet, 0)
+
+    async def stopped() -> bool:
+        return not fleet.engines() and not await fleet.replicas()
+
+    await fleet.until(stopped, what="the engine stopped")
+    await want(fleet, 1)
+    await fleet.until(lambda: fleet.ready(1), what="served from the cache")
+    assert len(hub.asked) == asked
+
+    await want(fleet, 0)
+    await fleet.until(stopped, what="the engine stopped again")
+    assert (await ctl(fleet, "gc"))["nodes"][0]["removed"] == []  # the grace
+    plan = await ctl(fleet, "gc", "n1", "--grace", "0")
+    assert (plan["dry_run"], plan["nodes"][0]["removed"], plan["nodes"][0]["freed_bytes"]) == (True, [SOURCE], total)
+    assert len(await held(fleet)) == 1
+    assert "freed." in await words(fleet, "gc", "--grace", "0", "--yes")
+    assert await held(fleet) == []
+    assert not list((fleet.root / "n1" / "weights").glob("models--*"))
+
+
+async def test_an_agent_killed_midway_goes_on_where_it_was(fleet: Rig, hub: Hub) -> None:
+    hub.piece, hub.pause = 32 << 10, 0.05
+    await want(fleet, 1)
+
+    async def far() -> bool:
+        found = await progress(fleet)
+        return found is not None and found["done"] > 1 << 20
+
+    await fleet.until(far, what="half of it fetched")
+    await fleet.kill(fleet.nodes["n1"])
+    hub.asked.clear()
+    hub.pause = 0.0
+    await fleet.start_node("n1")
+    await fleet.until(lambda: fleet.ready(1), within=60, what="served after the kill")
+    ranges = [part for path, part in hub.bodies if path.endswith(".gguf")]
+    assert ranges
+    assert all(int(part.removeprefix("bytes=").partition("-")[0]) >= 1 << 20 for part in ranges)
+    assert not any("/api/" in path for path, _ in hub.asked)
+
+
+async def test_stopping_a_shard_ends_its_fetch(fleet: Rig, hub: Hub) -> None:
+    hub.piece, hub.pause = 8 << 10, 0.05
+    await want(fleet, 1)
+
+    async def begun() -> bool:
+        return bool(hub.bodies)
+
+    await fleet.until(begun, what="the fetch began")
+    await want(fleet, 0)
+
+    async def gone() -> bool:
+        return not await fleet.replicas() and not (await held(fleet))[0]["fetching"]
+
+    await fleet.until(gone, what="the fetch ended")
+    (weights,) = await held(fleet)
+    assert not weights["complete"]
+    sent = hub.sent
+    await trio.sleep(0.5)
+    assert hub.sent - sent <= 2 * hub.piece
+
+
+async def test_a_model_that_the_hub_does_not_know_is_the_shards_failure_in_words(fleet: Rig) -> None:
+    await want(fleet, 1, "hf://org/nope")
+
+    async def failed() -> bool:
+        shards = (await fleet.shards()).values()
+        return any(s["last_failure"] and "knows no model 'org/nope'" in str(s["last_failure"]) for s in shards)
+
+    await fleet.until(failed, what="the failure is told")
+
+
+async def test_weights_are_fetched_ahead_of_need(fleet: Rig, hub: Hub) -> None:
+    assert "n1 will fetch" in await words(fleet, "fetch", SOURCE, "n1", "--rate", "100MB")
+
+    async def there() -> bool:
+        return any(weights["complete"] for weights in await held(fleet))
+
+    await fleet.until(there, what="fetched ahead")
+    hub.asked.clear()
+    await want(fleet, 1)
+    await fleet.until(lambda: fleet.ready(1), what="served")
+    assert hub.asked == []
