@@ -94,15 +94,6 @@ def environment(pid: int) -> dict[str, str] | None:
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
 
 
-def command_line(pid: int) -> str:
-    """For people: the arguments, or "" where there are none to see."""
-    try:
-        data = (PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return ""
-    return data.replace(b"\0", b" ").decode(errors="replace").strip()
-
-
 def scope_of(pid: int) -> Path | None:
     """The cgroup of a process where that is a scope of its own made for an engine; None else."""
     try:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from llmgw.errors import AgentGone, Unavailable
+from llmgw.errors import AgentGone
 from llmgw.plane.stream import AgentStream, Ear
 from llmgw.wire.agent import Listening
 from llmgw.wire.control import ControlMessage, Goodbye, Request
@@ -70,14 +70,6 @@ class Hub:
     def tell(self, node: NodeId, command: ControlMessage) -> None:
         """Queue a command. Raises AgentGone when no agent is connected, NotKeepingUp when its queue is full."""
         self._stream(node).tell(command)
-
-    def tell_all(self, command: ControlMessage) -> None:
-        """Queue a command for every agent that is connected; one that is not keeping up goes without it."""
-        for stream in list(self._streams.values()):
-            try:
-                stream.tell(command)
-            except Unavailable as error:
-                log.warning("not told", node=stream.node, error=str(error))
 
     async def ask(
         self,

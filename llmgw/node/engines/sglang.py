@@ -13,8 +13,9 @@ from llmgw.node.engines import Asking, Command, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.node.engines.flags import conflicts, given
 from llmgw.node.engines.known import SGLANG
+from llmgw.node.engines.shape import Sizes, misfits
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -117,42 +118,13 @@ def _bracketed(address: str) -> str:
 
 
 def _world(spec: ShardSpec, contents: Contents | None) -> list[Objection]:
-    found: list[Objection] = []
-    nodes = max(1, len(spec.peers))
-    gpus = len(spec.gpus) * nodes
-    sizes = {flag[0]: whole(spec.args, *flag) for flag in (_TENSOR, _PIPELINE, _DATA) if given(spec.args, *flag)}
-    for flag, size in sizes.items():
-        if size is None or size < 1:
-            found.append(Objection("bad-argument", f"{flag} is not a whole number above zero", "give one"))
-    tensor = sizes.get(_TENSOR[0]) or (1 if sizes else max(1, gpus))
-    data = sizes.get(_DATA[0]) or 1
+    sizes = Sizes.of(spec, _TENSOR, _PIPELINE, _DATA)
+    found = list(sizes.bad)
     attention = given(spec.args, _DP_ATTENTION)
-    if data > 1 and nodes > 1 and not attention:
+    if sizes.data > 1 and sizes.nodes > 1 and not attention:
         found.append(
             Objection("bad-shape", "data parallelism over several nodes needs DP attention", f"add {_DP_ATTENTION}")
         )
     # With DP attention the data-parallel groups share the tensor-parallel ones' GPUs.
-    world = tensor * (sizes.get(_PIPELINE[0]) or 1) * (1 if attention else data)
-    if spec.gpus and not found and world != gpus:
-        found.append(
-            Objection(
-                "bad-shape",
-                f"parallel sizes of {world} in all for {gpus} GPUs",
-                "make their product the number of GPUs",
-            )
-        )
-    if world % nodes:
-        found.append(
-            Objection(
-                "bad-shape", f"a world of {world} cannot be divided over {nodes} nodes", "use as many GPUs on each node"
-            )
-        )
-    if contents is not None and contents.heads and contents.heads % tensor:
-        found.append(
-            Objection(
-                "bad-shape",
-                f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
-                "choose a number of GPUs that divides them",
-            )
-        )
-    return found
+    world = sizes.tensor * sizes.pipeline * (1 if attention else sizes.data)
+    return [*found, *misfits(spec, contents, sizes, world)]

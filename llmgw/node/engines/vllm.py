@@ -12,8 +12,9 @@ from llmgw.node.engines import Asking, Command, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.node.engines.flags import conflicts, given
 from llmgw.node.engines.known import VLLM
+from llmgw.node.engines.shape import Sizes, misfits
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -74,7 +75,9 @@ class Vllm:
             found.append(
                 Objection("bad-argument", "an executor cannot be chosen for a replica of several nodes", _MEMBERS)
             )
-        found += _world(spec, contents)
+        sizes = Sizes.of(spec, _TENSOR, _PIPELINE, _DATA)
+        found += sizes.bad
+        found += misfits(spec, contents, sizes, sizes.tensor * sizes.pipeline * sizes.data)
         if contents is not None:
             if contents.kind == "unknown" and not contents.faults:
                 found.append(
@@ -140,39 +143,3 @@ class Vllm:
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
         return probable(VLLM, lines, ended)
-
-
-def _world(spec: ShardSpec, contents: Contents | None) -> list[Objection]:
-    """Whether the parallel sizes fit the GPUs and the model, as vLLM will demand after half a minute of imports."""
-    found: list[Objection] = []
-    nodes = max(1, len(spec.peers))
-    gpus = len(spec.gpus) * nodes
-    sizes = {flag[0]: whole(spec.args, *flag) for flag in (_TENSOR, _PIPELINE, _DATA) if given(spec.args, *flag)}
-    for flag, size in sizes.items():
-        if size is None or size < 1:
-            found.append(Objection("bad-argument", f"{flag} is not a whole number above zero", "give one"))
-    tensor = sizes.get(_TENSOR[0]) or (1 if sizes else max(1, gpus))
-    world = tensor * (sizes.get(_PIPELINE[0]) or 1) * (sizes.get(_DATA[0]) or 1)
-    if spec.gpus and not found and world != gpus:
-        found.append(
-            Objection(
-                "bad-shape",
-                f"parallel sizes of {world} in all for {gpus} GPUs",
-                "make their product the number of GPUs",
-            )
-        )
-    if world % nodes:
-        found.append(
-            Objection(
-                "bad-shape", f"a world of {world} cannot be divided over {nodes} nodes", "use as many GPUs on each node"
-            )
-        )
-    if contents is not None and contents.heads and contents.heads % tensor:
-        found.append(
-            Objection(
-                "bad-shape",
-                f"the model's {contents.heads} attention heads cannot be divided by {tensor}",
-                "choose a number of GPUs that divides them",
-            )
-        )
-    return found
