@@ -17,7 +17,9 @@ import trio
 from llmgw import __version__
 from llmgw.cell import Cell
 from llmgw.plane.agents import Attachments, Hub
-from llmgw.plane.stream import AgentStream, Ended, Timing, first_register, refusal, say_goodbye
+from llmgw.plane.first import first_register
+from llmgw.plane.goodbye import Ended, refusal, say_goodbye
+from llmgw.plane.stream import AgentStream, Timing
 from llmgw.plane.websocket import ServerFrames
 from llmgw.tls import Peer, explain, peer_of
 from llmgw.tlsstream import TlsStream

@@ -16,6 +16,7 @@ import trio
 from msgspec import structs
 
 from llmgw.errors import AgentGone, Failed, LlmgwError, NotKeepingUp, TimedOut, TooOld, Unavailable
+from llmgw.plane.goodbye import Ended, refusal
 from llmgw.plane.waits import StreamEnded, Waits
 from llmgw.wire.agent import (
     AgentMessage,
@@ -30,7 +31,7 @@ from llmgw.wire.agent import (
     ShardStatus,
     Working,
 )
-from llmgw.wire.codec import MOST_BYTES_STRANGER, Broken, Unknown, agent_codec, decode_value, encode
+from llmgw.wire.codec import Broken, Unknown, agent_codec, decode_value, encode
 from llmgw.wire.control import ControlMessage, Goodbye, Renewed, Request, Withdraw, reply_type, tag_of
 from llmgw.wire.facts import NodeId
 from llmgw.wire.stream import Closed, Frames, Joiner
@@ -44,17 +45,6 @@ KINDS, KIND = 32, 40
 
 #: Commands that wait for one node before it counts as not keeping up (A9).
 QUEUE = 64
-
-#: WebSocket close codes of our own range, by the goodbye's code.
-CLOSE_CODES = {
-    "not-leader": 4001,
-    "superseded": 4002,
-    "identity": 4003,
-    "revoked": 4004,
-    "protocol": 4005,
-    "silent": 4006,
-    "stopping": 1001,
-}
 
 
 @attrs.frozen
@@ -74,18 +64,6 @@ class _Queued:
 
     data: bytes
     request_id: int
-
-
-class Ended(Exception):
-    """The plane ends a stream, with words the agent logs."""
-
-    def __init__(self, goodbye: Goodbye) -> None:
-        super().__init__(goodbye.reason)
-        self.goodbye = goodbye
-
-
-def refusal(code: str, reason: str, *, retry_after: float = 0.0, leader: str = "") -> Ended:
-    return Ended(Goodbye(code=code, reason=reason, retry_after=retry_after, leader=leader))
 
 
 #: Signs a node's request for a new certificate (PEM), or says why not.
@@ -339,44 +317,6 @@ class AgentStream:
                 raise refusal("protocol", "this node has joined already")
             case Part():
                 raise refusal("protocol", "a part inside a part")
-
-
-async def first_register(frames: Frames, within: float) -> Register:
-    """The first frame, which must be a Register (A3). Raises Ended with the reason, or Closed."""
-    data = b""
-    with trio.move_on_after(within) as scope:
-        data = await frames.receive()
-    if scope.cancelled_caught:
-        raise refusal("protocol", f"no Register within {within:g} s")
-    if len(data) > MOST_BYTES_STRANGER:
-        raise refusal(
-            "protocol", f"the first frame has {len(data)} bytes; before a Register {MOST_BYTES_STRANGER} are allowed"
-        )
-    try:
-        message = agent_codec.decode(data)
-    except Broken as error:
-        raise refusal("protocol", f"the first frame is not a Register: {error}") from None
-    if not isinstance(message, Register):
-        kind = message.tag if isinstance(message, Unknown) else tag_of(message)
-        raise refusal("protocol", f"the first frame must be a Register, not {kind!r}")
-    if not usable_id(message.node):
-        raise refusal("identity", f"{message.node!r} is no usable node id: 1 to 253 of letters, digits, '.', '_', '-'")
-    return message
-
-
-def usable_id(node: str) -> bool:
-    """Whether a node may be called so: a name that can stand in a certificate, a path and a key of the store."""
-    return 0 < len(node) <= 253 and node[0].isalnum() and all(c.isascii() and (c.isalnum() or c in "._-") for c in node)
-
-
-async def say_goodbye(frames: Frames, goodbye: Goodbye, within: float = 2.0) -> None:
-    """Send the last frame and close with its reason; bounded, and shielded since the stream is being torn down."""
-    with trio.move_on_after(within, shield=True):
-        try:
-            await frames.send(encode(goodbye))
-        except Closed:
-            return
-        await frames.aclose(CLOSE_CODES.get(goodbye.code, 4000), goodbye.reason)
 
 
 _FAILURES: dict[str, type[Failed] | type[TooOld]] = {"unsupported": TooOld}

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from llmgw.errors import AgentGone, Failed, NotKeepingUp, TimedOut, TooOld
 from llmgw.plane.agents import Hub
-from llmgw.plane.stream import KINDS, QUEUE, AgentStream, Ended, first_register, usable_id
+from llmgw.plane.stream import KINDS, QUEUE, AgentStream
 from llmgw.wire.agent import (
     AgentMessage,
     Heartbeat,
@@ -25,7 +25,7 @@ from llmgw.wire.agent import (
     ShardStatus,
     Working,
 )
-from llmgw.wire.codec import MOST_BYTES_STRANGER, Broken, Unknown, control_codec, encode
+from llmgw.wire.codec import Broken, Unknown, control_codec, encode
 from llmgw.wire.control import (
     BandwidthReply,
     BandwidthServe,
@@ -424,33 +424,3 @@ def test_frames_begun_in_parts_and_never_ended_are_bounded() -> None:
         joiner.add(series, b"", False)
     with pytest.raises(Broken, match="frames in parts at a time"):
         joiner.add(MOST_SERIES, b"", False)
-
-
-async def test_silence_instead_of_a_register_is_refused(autojump_clock: MockClock) -> None:
-    ours, _theirs = pair()
-    with pytest.raises(Ended, match="no Register within 10 s"):
-        await first_register(ours, 10)
-
-
-@pytest.mark.parametrize(
-    ("first", "reason"),
-    [
-        (encode(Heartbeat()), "must be a Register, not 'heartbeat'"),
-        (encode({"type": "later"}), "must be a Register, not 'later'"),
-        (b"GET / HTTP/1.1", "not a Register"),
-        (b"x" * (MOST_BYTES_STRANGER + 1), "before a Register 65536 are allowed"),
-        (encode(Register(node=NodeId(""), version="1")), "no usable node id"),
-        (encode(Register(node=NodeId("a/b"), version="1")), "no usable node id"),
-    ],
-)
-async def test_anything_but_a_register_is_refused_with_a_reason(first: bytes, reason: str) -> None:
-    ours, theirs = pair()
-    await theirs.send(first)
-    with pytest.raises(Ended, match=reason):
-        await first_register(ours, 10)
-
-
-def test_node_ids_are_names_that_can_stand_anywhere() -> None:
-    assert usable_id("gpu-07.rack_3")
-    for bad in ("", "-x", "a b", "ä", "x" * 254, "../x"):
-        assert not usable_id(bad)
