@@ -7,7 +7,7 @@ request that is being answered. What must outlive it (engines, downloads, the su
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
@@ -17,10 +17,11 @@ import trio
 from msgspec import structs
 
 from llmgw.node.answers import Answers, answer
+from llmgw.node.lean import lean
 from llmgw.node.outbox import Outbox, TooLong
 from llmgw.scopes import Scopes
 from llmgw.wire.agent import Heartbeat, Listening, Register, Renew, RequestFailed, ShardStatus, Working
-from llmgw.wire.codec import MOST_BYTES_STRANGER, Broken, Unknown, control_codec, encode
+from llmgw.wire.codec import Broken, Unknown, control_codec, encode
 from llmgw.wire.control import (
     DrainShard,
     FetchWeights,
@@ -302,37 +303,6 @@ class PlaneStream:
         self._asked.discard(request.request_id)
         if slot.value is not None:
             log.info("request withdrawn", request=tag_of(request), request_id=request.request_id)
-
-
-def lean(register: Register, limit: int = MOST_BYTES_STRANGER) -> tuple[Register, Register | None]:
-    """A Register that fits the limit for first frames; the whole one, to be told right behind it, if that is another.
-
-    What goes first is what nothing is decided by in that moment; the shards that run are always told (A7).
-    """
-    for short in _shorter(register):
-        if len(encode(short)) <= limit:
-            return short, register if short is not register else None
-    raise TooLong(f"a Register that cannot be made shorter than {limit} bytes")
-
-
-def _shorter(register: Register) -> Iterator[Register]:
-    yield register
-    ports = tuple(structs.replace(port, gids=(), unreadable=()) for port in register.ports)
-    yield (short := structs.replace(register, ports=ports, weights=()))
-    shards = tuple(structs.replace(status, lines=(), command=()) for status in register.shards)
-    yield (short := structs.replace(short, shards=shards))
-    host = structs.replace(register.host, interfaces=register.host.interfaces[:16])
-    yield (short := structs.replace(short, host=host))
-    yield (short := structs.replace(short, problems=(), managers=(), labels={}))
-    bare = tuple(structs.replace(status, detail="", cause="", progress=None) for status in shards)
-    yield Register(
-        node=register.node,
-        version=register.version,
-        features=register.features,
-        address=register.address,
-        shards=bare,
-        epoch=register.epoch,
-    )
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -15,9 +15,9 @@ from trio.testing import MockClock
 from llmgw.cell import Cell
 from llmgw.errors import NotFound
 from llmgw.node.answers import Say, features
-from llmgw.node.stream import Duties, Outdated, PlaneStream, lean
+from llmgw.node.stream import Duties, Outdated, PlaneStream
 from llmgw.wire.agent import AgentMessage, Heartbeat, Part, Register, Reply, RequestFailed, ShardStatus, Working
-from llmgw.wire.codec import MOST_BYTES_STRANGER, Unknown, agent_codec, encode
+from llmgw.wire.codec import Unknown, agent_codec, encode
 from llmgw.wire.control import (
     ControlMessage,
     DoctorRequest,
@@ -31,19 +31,11 @@ from llmgw.wire.control import (
     Withdraw,
 )
 from llmgw.wire.facts import (
-    Gid,
-    Gpu,
-    Grade,
-    Host,
-    Interface,
     ModelName,
     NodeId,
-    Port,
-    Problem,
     ReplicaId,
     ShardId,
     ShardState,
-    Weights,
 )
 from llmgw.wire.stream import Closed
 from tests.fakes.frames import MemoryFrames, pair
@@ -331,54 +323,6 @@ async def test_frames_of_an_unknown_kind_are_ignored_and_broken_ones_end_the_str
 def test_features_are_those_of_the_answers_and_no_others() -> None:
     daemon = Daemon()
     assert features(daemon.duties().answers) == ("doctor",)
-
-
-def test_a_register_past_the_first_frames_limit_is_told_in_two() -> None:
-    gids = tuple(Gid(n, f"fe80:0000:0000:0000:0000:0000:0000:{n:04x}", "RoCE v2", "eth0") for n in range(256))
-    whole = Register(
-        node=NodeId("n1"),
-        version="0.1.0",
-        ports=tuple(Port(device=f"mlx5_{n}", gids=gids) for n in range(16)),
-        weights=tuple(Weights(source=f"hf://org/{n}") for n in range(500)),
-    )
-    register, later = lean(whole)
-    assert len(encode(register)) <= MOST_BYTES_STRANGER < len(encode(whole))
-    assert [port.device for port in register.ports] == [port.device for port in whole.ports]
-    assert later is whole
-    small = structs.replace(whole, ports=(), weights=())
-    assert lean(small) == (small, None)
-
-
-@pytest.mark.parametrize(
-    "crowd",
-    [
-        lambda r: structs.replace(r, host=Host(interfaces=tuple(Interface(name=f"veth{n}" * 20) for n in range(3000)))),
-        lambda r: structs.replace(r, gpus=tuple(Gpu(uuid=f"GPU-{n}" * 10, index=n) for n in range(1000))),
-        lambda r: structs.replace(r, ports=tuple(Port(device=f"mlx5_{n}" * 50) for n in range(1000))),
-        lambda r: structs.replace(
-            r,
-            problems=tuple(Problem(subject="node", code=f"c{n}" * 40, grade=Grade.WARN, text="") for n in range(1000)),
-        ),
-        lambda r: structs.replace(r, labels={f"label{n}": "x" * 100 for n in range(1000)}),
-        lambda r: structs.replace(
-            r,
-            shards=tuple(
-                structs.replace(status(), shard=ShardId(f"m-{n}"), lines=("x" * 500,) * 20, detail="d" * 500)
-                for n in range(200)
-            ),
-        ),
-    ],
-)
-def test_whatever_a_node_has_too_much_of_its_first_frame_is_accepted_and_tells_every_shard(
-    crowd: Callable[[Register], Register],
-) -> None:
-    whole = crowd(Register(node=NodeId("n1"), version="0.1.0", shards=(status(),), epoch=7))
-    assert len(encode(whole)) > MOST_BYTES_STRANGER
-    register, later = lean(whole)
-    assert len(encode(register)) <= MOST_BYTES_STRANGER
-    assert [told.shard for told in register.shards] == [told.shard for told in whole.shards]
-    assert (register.node, register.epoch) == (whole.node, whole.epoch)
-    assert later is whole
 
 
 async def test_changes_older_than_the_register_are_not_told_behind_it() -> None:
