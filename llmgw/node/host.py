@@ -41,6 +41,7 @@ def host(view: View, before: Host | None = None) -> Host:
         interfaces=interfaces(view),
         disks=disks(view),
         limits=before.limits if before else limits(view),
+        reserved_bytes=view.reserve,
     )
 
 

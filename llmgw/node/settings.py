@@ -83,7 +83,7 @@ class NodeSettings:
     #: May the agent install engines and tools (perftest) by itself?
     install: bool = True
     #: Memory that is left to the machine and never given to engines.
-    memory_reserve: Bytes = 2 << 30
+    memory_reserve: Bytes = 1 << 30
 
     #: What nothing on the wire tells of adapters (C10), by device, port ("mlx5_4/2"), netdev or a pattern of these.
     fabrics: Mapping[str, str] = attrs.field(factory=dict)
@@ -128,6 +128,7 @@ class NodeSettings:
             rails=self.rails,
             address=self.address,
             imex=self.imex,
+            reserve=self.memory_reserve,
             plane=f"{first.host}:{first.port}" if first else "",
         )
 

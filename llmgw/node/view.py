@@ -27,6 +27,7 @@ class View:
     address: str = ""  # where engines on this node are reached; "": where its stream comes from
     imex: str = "nvidia-imex-ctl"
     plane: str = ""  # host:port, for doctor to try
+    reserve: int = 0  # bytes of memory that are left to the machine
 
     def at(self, path: str) -> Path:
         """A path of the machine, below the root."""

@@ -84,7 +84,7 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None 
     weights = weights_of(node)
     threads = facts.host.cpu.threads
     asked = [shard.spec.resources for shard in held]
-    memory_free = facts.host.memory_bytes - sum(r.memory_bytes for r in asked)
+    memory_free = facts.host.memory_bytes - facts.host.reserved_bytes - sum(r.memory_bytes for r in asked)
     if node.load is not None and node.load.memory_available_bytes:
         # What is available now, less what the shards here may still grow into.
         growth = 0
@@ -109,7 +109,7 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None 
         units=_units(node, held, now, leaving),
         threads=threads,
         threads_free=threads - sum(r.cpu_threads for r in asked),
-        memory_bytes=facts.host.memory_bytes,
+        memory_bytes=max(0, facts.host.memory_bytes - facts.host.reserved_bytes),
         memory_free=memory_free,
         disk_free=disk,
         weights=weights,

@@ -116,6 +116,7 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
     interfaces: tuple[Interface, ...] = ()
     disks: tuple[Disk, ...] = ()
     limits: HostLimits = HostLimits()
+    reserved_bytes: int = 0  # of the memory: left to the machine, never given to engines
 
 
 class HostLoad(Struct, frozen=True, array_like=True, omit_defaults=True):
