@@ -118,7 +118,11 @@ class Plane:
             case httpx.TimeoutException():
                 return TimedOut(f"{where} did not answer within {within:g} s")
             case _:
-                return Unavailable(f"{where} ended the connection: {_words(error)}", remedy="is it restarting?")
+                plain = self._target.url.startswith("http://")
+                return Unavailable(
+                    f"{where} ended the connection: {_words(error).rstrip('.')}",
+                    remedy="does it speak TLS? write https://" if plain else "is it restarting?",
+                )
 
 
 @asynccontextmanager
@@ -140,6 +144,9 @@ async def connected(target: Target) -> AsyncIterator[Plane]:
 def _refusal(response: httpx.Response) -> LlmgwError:
     try:
         found = msgspec.json.decode(response.content, type=ErrorReply).error
+        if not response.headers.get("Content-Security-Policy"):
+            # OpenAI's errors look like ours.
+            found = ApiError(message=f"it answered {found.message!r}: is this the gateway, and not the admin port?")
     except (msgspec.MsgspecError, UnicodeDecodeError):
         found = ApiError(
             message=f"it answered {response.status_code}, and not as a plane does: is this its admin port?"

@@ -10,7 +10,7 @@ from msgspec import Struct
 from llmgw.errors import NotFound
 from llmgw.plane.checks import Need
 from llmgw.plane.place import Rooms
-from llmgw.plane.world import Model, Profile, Reason, Shard, Stage, Want, World
+from llmgw.plane.world import Model, Profile, Reason, Shard, Stage, Want, World, seen
 from llmgw.wire.facts import ModelName, NodeId, ShardState
 
 #: What it takes to pass each check, from a command to a purchase: the smallest sum over a node's checks wins.
@@ -73,7 +73,7 @@ def why(world: World, name: ModelName, now: float) -> Why:
         spec = shards[0].spec  # the model was removed and its last shards are on their way out
         model = Model(name=name, profile=Profile(engine=spec.engine, source=spec.source), replicas=0)
     running = [shard for shard in shards if shard.want is Want.RUN]
-    ready = sum(shard.state is ShardState.READY and _reachable(world, shard) for shard in running)
+    ready = sum(seen(shard, world.nodes.get(shard.node)) is ShardState.READY for shard in running)
     standings = tuple(_standing(world, shard, now) for shard in shards)
     placed, wanted = len(running), model.replicas
     if world.settling_until is not None and now < world.settling_until and placed < wanted:
@@ -181,7 +181,7 @@ def _change(reason: Reason, need: Need) -> str:
 
 
 def _standing(world: World, shard: Shard, now: float) -> Standing:
-    state = shard.state
+    state = seen(shard, world.nodes.get(shard.node))
     words = [shard.why] if shard.why else []
     if shard.want is not Want.RUN:
         words.append(f"told to {shard.want.value}")
@@ -200,8 +200,3 @@ def _standing(world: World, shard: Shard, now: float) -> Standing:
     return Standing(
         shard=shard.id, node=shard.node, generation=shard.generation, state=state.value, text="; ".join(words)
     )
-
-
-def _reachable(world: World, shard: Shard) -> bool:
-    node = world.nodes.get(shard.node)
-    return node is not None and node.stage in (Stage.READY, Stage.UNREACHABLE)

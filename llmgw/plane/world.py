@@ -267,6 +267,13 @@ class Shard:
         return self.status.state
 
 
+def seen(shard: Shard, node: Node | None) -> ShardState:
+    """How a shard stands as far as anybody can tell: UNKNOWN while its node is lost, or has yet to return."""
+    if node is None or node.stage is Stage.LOST or (node.stage is Stage.EXPECTED and shard.status is None):
+        return ShardState.UNKNOWN
+    return shard.state
+
+
 @attrs.frozen
 class Stray:
     """A running shard that no placement claims, or an old generation: to be stopped (A7, D4)."""

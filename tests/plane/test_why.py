@@ -6,6 +6,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 
 from llmgw.errors import NotFound
 from llmgw.plane import operate
@@ -119,6 +120,18 @@ def test_a_placed_shard_that_fits_on_its_node_no_more_still_names_the_nodes_in_t
     assert found.text == "every replica has its place, 0 of 1 are ready; for 1 of them no node passes every check"
     assert [reason.check for reason in found.reasons] == ["cordon"]
     assert found.smallest_change == "uncordon it"
+
+
+@pytest.mark.parametrize("stage", [Stage.LOST, Stage.EXPECTED])
+def test_nothing_is_ready_on_a_node_that_nobody_hears(stage: Stage) -> None:
+    here = ready(settle(world(register("n1"), models=[model()]))[0])
+    node = attrs.evolve(here.nodes[NodeId("n1")], stage=stage)
+    here = attrs.evolve(here, nodes=here.nodes.set(node.id, node))
+    if stage is Stage.EXPECTED:  # as after a restart: what was placed is known, and not how it stands
+        here = attrs.evolve(here, shards=Map({s.id: attrs.evolve(s, status=None) for s in here.shards.values()}))
+    found = why(here, TINY, 10.0)
+    assert found.ready == 0
+    assert (found.standings[0].state, f"n1 is {stage.value}" in found.standings[0].text) == ("unknown", True)
 
 
 def test_a_model_scaled_to_zero_says_that_none_is_wanted() -> None:

@@ -11,7 +11,7 @@ from llmgw.plane.admin.shardview import shard_view, stray_view
 from llmgw.plane.event import Event
 from llmgw.plane.expect import in_words
 from llmgw.plane.rates import rates as rates_of
-from llmgw.plane.world import Inventory, Node, OpenProblem, Shard, Want, World
+from llmgw.plane.world import Inventory, Node, OpenProblem, Shard, Want, World, seen
 from llmgw.wire.agent import Register
 from llmgw.wire.api import (
     EventView,
@@ -109,7 +109,7 @@ def node_row(node: Node, shards: list[Shard], now: float) -> NodeRow:
         ports_active=sum(_state(node, port) == "ACTIVE" for port in rails),
         engines=facts.installs,
         shards=len(shards),
-        shards_ready=sum(shard.state is ShardState.READY for shard in shards),
+        shards_ready=sum(seen(shard, node) is ShardState.READY for shard in shards),
         problems=grades([node], now),
     )
 

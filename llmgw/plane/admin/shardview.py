@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from llmgw.plane.why import why
-from llmgw.plane.world import Failure, Model, Node, Shard, Stray, World
+from llmgw.plane.world import Failure, Model, Node, Shard, Stray, World, seen
 from llmgw.wire.api import (
     FailureView,
     ModelView,
@@ -35,6 +35,7 @@ _ADVANCE = (
 def shard_view(shard: Shard, node: Node | None, now: float) -> ShardView:
     """One placed shard: the plane's wish beside the node's word."""
     said = shard.status if shard.status is not None and shard.status.generation == shard.generation else None
+    state = seen(shard, node)
     load = node.shard_loads.get(shard.id) if node else None
     retry = shard.not_before - now if shard.not_before is not None and shard.not_before > now else None
     return ShardView(
@@ -47,10 +48,10 @@ def shard_view(shard: Shard, node: Node | None, now: float) -> ShardView:
         generation=shard.generation,
         want=shard.want.value,
         why=shard.why,
-        state=shard.state.value,
+        state=state.value,
         detail=said.detail if said else "",
         state_age=now - shard.status_at if said and shard.status_at is not None else None,
-        ready_age=now - shard.ready_at if shard.ready_at is not None and shard.state is ShardState.READY else None,
+        ready_age=now - shard.ready_at if shard.ready_at is not None and state is ShardState.READY else None,
         placed_clock=shard.placed_clock,
         address=node.address if node else "",
         port=(said.port if said else 0) or shard.spec.ports.get("http") or None,
@@ -135,7 +136,7 @@ def _replica(
     failures = [shard.last_failure for shard in shards if shard.last_failure is not None]
     placed = [shard.placed_clock for shard in shards if shard.placed_clock]
     ready_ages = [view.ready_age for view in views if view.ready_age is not None]
-    state = least_advanced(shard.state for shard in shards)
+    state = least_advanced(seen(shard, world.nodes.get(shard.node)) for shard in shards)
     return ReplicaView(
         id=replica,
         model=shards[0].model,

@@ -13,7 +13,7 @@ import attrs
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmgw.plane.world import Shard, Stage, Want, World
+from llmgw.plane.world import Shard, Stage, Want, World, seen
 from llmgw.wire.facts import ShardState
 
 
@@ -156,6 +156,8 @@ def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRout
     if placed:
         shard = max(placed, key=lambda shard: _NEARNESS.get(shard.state, 0))
         reason = f"replica {shard.replica} on {shard.node} is {shard.state.value}"
+        if seen(shard, world.nodes.get(shard.node)) is ShardState.UNKNOWN:
+            reason = f"{shard.node}, where replica {shard.replica} is, has not been heard of"
         failure = shard.last_failure
         if shard.status and shard.status.progress and shard.status.progress.total:
             progress = shard.status.progress

@@ -179,7 +179,8 @@ _OWNER = "check the owner and the mode of the file and its folder"
 #: Words of SQLite's messages, what they mean to an operator, and what to do.
 _CAUSES = (
     (("locked", "busy"), "is locked by another process", "stop the other plane, or the tool that has it open"),
-    (("full",), "cannot be written: the disk is full", "free some space; the plane tries again by itself"),
+    (("full",), "cannot be written: the disk is full", "free some space; the plane itself tries again"),
+    (("I/O error",), "cannot be read or written: disk I/O error", "is the disk full (`df`), or broken (`dmesg`)?"),
     (("readonly", "unable to open"), "cannot be written", _OWNER),
     (("not a database", "malformed"), "is damaged or is no SQLite file", "restore it from a backup, or move it away"),
 )
