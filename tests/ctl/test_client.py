@@ -9,7 +9,7 @@ from llmgw.errors import NotFound
 
 
 def test_a_gateway_is_not_taken_for_a_plane() -> None:
-    said = {"message": "Nothing is served under '/api/v1/status'.", "type": "invalid_request_error", "code": "not_found"}
+    said = {"message": "Nothing is served under '/api/v1/status'.", "type": "invalid_request", "code": "not_found"}
     assert "is this the gateway, and not the admin port?" in str(_refusal(httpx.Response(404, json={"error": said})))
 
 
