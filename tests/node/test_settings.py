@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.errors import BadInput
+from llmgw.node.host import host
 from llmgw.node.settings import EngineSettings, NodeSettings, PortRange, load
 
 
@@ -122,3 +123,7 @@ def test_a_machine_whose_name_says_nothing_is_asked_for_one(
         NodeSettings().name()
     assert "--name" in str(caught.value)
     assert NodeSettings(node="gpu-7").name() == "gpu-7"
+
+
+def test_memory_that_is_kept_for_the_machine_is_told_to_the_plane(tmp_path: Path) -> None:
+    assert host(read(tmp_path, 'memory_reserve = "3GiB"').view).reserved_bytes == 3 << 30

@@ -165,6 +165,13 @@ def test_memory_is_reserved_by_what_is_placed() -> None:
     assert one(here, want(memory=3 * GIB)) == ("memory", "2.0 GiB", "3.0 GiB")
 
 
+def test_memory_that_a_node_keeps_for_its_machine_is_not_offered() -> None:
+    told = register("n1", memory=8 * GIB)
+    here = world(replace(told, host=replace(told.host, reserved_bytes=2 * GIB)))
+    assert chosen(here, want(memory=6 * GIB)).node == "n1"
+    assert one(here, want(memory=7 * GIB)) == ("memory", "6.0 GiB", "7.0 GiB")
+
+
 def test_memory_that_others_use_is_not_offered_and_what_we_will_use_neither() -> None:
     here, _ = settle(world(register("n1", memory=64 * GIB), models=[model("a", of=profile(memory=10 * GIB))]))
     here = hear(here, "n1", Heartbeat(load=HostLoad(0.0, 0.0, 20 * GIB)), 5.0)
