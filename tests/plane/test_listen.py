@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -402,3 +403,28 @@ async def test_an_agent_reaches_a_plane_by_its_ipv6_address(tmp_path: Path) -> N
         async with dial(plane.address, plane.context(plane.identity("n1"))) as frames:
             await frames.send(encode(register()))
             assert isinstance(await hear(frames), Registered)
+
+
+async def test_connections_that_come_to_nothing_leave_no_descriptor_on_either_side(tmp_path: Path) -> None:
+    def open_now() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with running(tmp_path) as plane:
+        stranger = plane.identity("n1", ca=pki.make_ca("other", time.time()))
+
+        async def go_wrong() -> None:
+            with pytest.raises((CannotDial, Closed)):
+                async with dial(plane.address, plane.context(stranger)) as frames:
+                    await frames.receive()
+            async with dial(plane.address, plane.context(None)) as frames:
+                assert isinstance(await hear(frames), Goodbye)
+            async with await trio.open_tcp_stream("127.0.0.1", plane.address.port) as raw:
+                await raw.send_all(b"\x16\x03\x01garbage")
+
+        await go_wrong()
+        before = open_now()
+        for _ in range(10):
+            await go_wrong()
+        with trio.fail_after(5):
+            while open_now() > before + 1:  # noqa: ASYNC110  # nothing tells of a close in the kernel
+                await trio.sleep(0.02)
