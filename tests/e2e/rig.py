@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import ssl
 import time
@@ -101,6 +102,13 @@ class Rig:
             f'admin_listen = "127.0.0.1:{self.admin}"\ngateway_listen = "127.0.0.1:{self.serve}"\n'
             f'heartbeat = "0.5s"\n{self.top}\n{self.settings}'
         )
+
+    async def forget_plane(self) -> None:
+        """All that the plane knew is gone; the next one is another."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+        await trio.to_thread.run_sync(shutil.rmtree, self.directory)
 
     async def start_plane(self, within: float = 30) -> None:
         config = str(self.directory / "plane.toml")

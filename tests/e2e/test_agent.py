@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
-from llmgw.demo.processes import command
+from llmgw.demo.processes import call, command
 from llmgw.errors import Conflict
 from tests.e2e.rig import Rig, rig, traffic
 
@@ -103,3 +104,37 @@ async def restart_plane(fleet: Rig) -> None:
         return bool((await fleet.node("n1"))["connected"])
 
     await fleet.until(connected, within=20, what="the node is back")
+
+
+async def test_a_plane_made_anew_is_named_and_a_running_agent_follows_once_it_has_joined_again(tmp_path: Path) -> None:
+    async with rig(tmp_path, nodes=1, replicas=1) as fleet:
+        engines = fleet.engines()
+        for _ in range(2):  # so that the new plane's epoch is below what the node has obeyed
+            await restart_plane(fleet)
+        assert fleet.plane is not None
+        await fleet.kill(fleet.plane)
+        await fleet.forget_plane()
+        await fleet.make_plane()
+        await fleet.start_plane()
+
+        async def named() -> bool:
+            return "not signed by this fleet's CA: is this the right plane, or was it made anew?" in fleet.log("n1")
+
+        await fleet.until(named, within=40, what="the agent says what is wrong")
+        assert fleet.engines() == engines
+        token = (await fleet.api.post("tokens", json={"node": "n1"})).json()["token"]
+        url, directory = f"wss://127.0.0.1:{fleet.agents}", str(tmp_path / "n1")
+        await call("llmgw-node", "join", url, "--token", token, "--name", "n1", "--dir", directory, "--again",
+                   env=fleet.env)  # fmt: skip
+
+        async def connected() -> bool:
+            return bool((await fleet.node("n1"))["connected"])
+
+        await fleet.until(connected, within=45, what="the running agent comes to the new plane")
+        # What nothing claims there is stopped (A7).
+        await fleet.until(lambda: gone(fleet), within=20, what="the old plane's engine is stopped")
+
+
+async def gone(fleet: Rig) -> bool:
+    await trio.lowlevel.checkpoint()
+    return not fleet.engines()
