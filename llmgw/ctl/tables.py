@@ -231,7 +231,7 @@ def why(answer: Answer, width: int) -> RenderableType:
     head = Text(f"{reply.model}: {reply.wanted} wanted, {reply.placed} placed, {reply.ready} ready")
     complete = reply.ready >= reply.wanted == reply.placed
     parts: list[RenderableType] = [head, Text(reply.text, style="green" if complete else "yellow")]
-    if reply.waiting and reply.waiting not in reply.text:
+    if reply.waiting and not complete and reply.waiting not in reply.text:
         parts.append(Text(reply.waiting, style="yellow"))
     if reply.smallest_change:
         parts.append(Text(f"The smallest change that would help: {reply.smallest_change}"))

@@ -47,7 +47,7 @@ class Epoch:
         if registered.epoch < self.value:
             raise Outdated(
                 f"{registered.plane} leads by epoch {registered.epoch}, and this node has obeyed {self.value}: "
-                "another plane leads, or this one was restored from an older backup (then join again)"
+                "another plane leads, or this one was restored from a backup (then run `llmgw-plane restored` there)"
             )
         if registered.epoch > self.value:
             self.value = registered.epoch

@@ -103,3 +103,17 @@ def key(name: str, models: tuple[str, ...]) -> None:
         + "\n".join(lines),
         err=True,
     )
+
+
+@plane.command()
+@_config
+@_directory
+def restored(config: Path | None, directory: Path | None) -> None:
+    """Say that this plane's state was restored from a backup, before it is started: its agents obey it again."""
+    import trio
+
+    from llmgw.plane.restored import raise_epoch
+    from llmgw.plane.settings import find, load
+
+    epoch = trio.run(raise_epoch, load(find(config, directory), directory=directory))
+    click.echo(f"The epoch is {epoch} now: start the plane. Nodes that joined since the backup must join again.")

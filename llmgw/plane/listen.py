@@ -192,7 +192,8 @@ class Listener:
         if register.epoch > epoch:
             raise refusal(
                 "not-leader",
-                f"{register.node} has obeyed epoch {register.epoch}; this plane has {epoch} and is out of date",
+                f"{register.node} has obeyed epoch {register.epoch}; this plane has {epoch}: "
+                "another one leads, or its state was restored from a backup (then run `llmgw-plane restored`)",
                 retry_after=30,
             )
         await self._stream(frames, register, peer, address, epoch)

@@ -187,7 +187,7 @@ def standby(plane: Plane) -> tuple[Path, None]:
             lambda plane: (plane.identity("n1"), structs.replace(register(), epoch=9)),
             "not-leader",
             4001,
-            "n1 has obeyed epoch 9; this plane has 7 and is out of date",
+            "n1 has obeyed epoch 9; this plane has 7: another one leads",
         ),
     ],
 )
