@@ -30,6 +30,9 @@ CEILINGS: dict[str, int] = {
     "port_rcv_packets": 0xFFFFFFFF,
 }
 
+#: Where the widest ones stop.
+WIDEST = 0xFFFF_FFFF_FFFF_FFFF
+
 #: Counters that are about congestion or bookkeeping: shown, and never a fault by themselves.
 CONGESTION = frozenset({"port_xmit_wait", "np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets"})
 
@@ -39,7 +42,7 @@ MOST_GAP = 120.0
 
 def saturated(name: str, value: int) -> bool:
     """Whether a counter stands at its ceiling, so that it no longer counts."""
-    return CEILINGS.get(name) == value
+    return value in (CEILINGS.get(name), WIDEST)
 
 
 def delta(name: str, before: int | None, now: int) -> int | None:

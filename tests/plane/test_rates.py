@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.plane.rates import CEILINGS, LONGEST_GAP, rate, rates
+from llmgw.plane.rates import rates
 from llmgw.plane.world import Reading
+from llmgw.rdma.counters import CEILINGS, MOST_GAP, rate
 from llmgw.wire.facts import PortLoad
 
 
@@ -29,7 +30,7 @@ def test_zero_is_zero_and_not_unknown() -> None:
     [
         pytest.param(None, 5, 5.0, id="no earlier reading"),
         pytest.param(6, 5, 5.0, id="went backwards"),
-        pytest.param(0, 5, LONGEST_GAP + 0.1, id="too long a gap"),
+        pytest.param(0, 5, MOST_GAP + 0.1, id="too long a gap"),
         pytest.param(0, 5, 300.0, id="SE03: 300 s"),
         pytest.param(0, 5, 0.0, id="no time passed"),
         pytest.param(0, 5, -1.0, id="time went back"),
@@ -48,7 +49,7 @@ def test_a_counter_at_its_ceiling_says_nothing(name: str) -> None:
 
 
 def test_the_gap_of_exactly_two_minutes_still_counts() -> None:
-    assert rate("port_rcv_errors", 0, 120, LONGEST_GAP) == 1.0
+    assert rate("port_rcv_errors", 0, 120, MOST_GAP) == 1.0
 
 
 def test_a_counter_that_appears_later_has_no_rate_at_first() -> None:
@@ -71,4 +72,4 @@ def test_any_two_readings_give_rates_that_are_unknown_or_not_negative(
         assert value is None or value >= 0.0
         if value is not None:
             assert second[name] >= first[name]
-            assert 0 < later - at <= LONGEST_GAP
+            assert 0 < later - at <= MOST_GAP
