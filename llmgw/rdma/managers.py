@@ -400,7 +400,11 @@ def _troubles(fabric: Fabric, now: float, patience: Patience) -> Iterable[tuple[
             text = f"the master {fabric.master} (LID {last.manager.lid}) does not answer and none took over: {error}"
             yield "sm-none", (text, patience.hold)
         return
-    if len(masters) > 1:
+    undecided: set[str] = set()
+    if "sm-split" in fabric.open:
+        # A split is over when all have one master, not while one half has none for the moment of the merge.
+        undecided = {view.master for view in fabric.ports.values() if not view.answering and not view.blind}
+    if len(masters | undecided - {""}) > 1:
         halves = "; ".join(f"{guid} for {_named(fabric.under(guid))}" for guid in sorted(masters))
         yield "sm-split", (f"two masters at once, so it is split: {halves}", patience.hold)
     for guid in sorted(masters):

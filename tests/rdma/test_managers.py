@@ -227,6 +227,10 @@ def test_a_split_is_told_when_both_halves_keep_their_own_master() -> None:
     assert watch.kinds == ["sm-changed", "sm-split"]
     assert f"{A} for w mlx5_0/1, x mlx5_0/1; {B} for y mlx5_0/1, z mlx5_0/1" in watch.told[1].text
     assert watch.names == [A], "both halves are still that fabric"
+    for node in "yz":
+        watch.hear(node, None, manager(B, "standby", 5), error="the manager at LID 9 is standby")
+    watch.wait(5.0)
+    assert watch.kinds == ["sm-changed", "sm-split"], "the merge is not done while one half has no master"
     for round_ in range(3):
         for node in "wxyz":
             watch.hear(node, manager(A, activity=200 + round_), manager(B, "standby", 5))
