@@ -50,6 +50,7 @@ def test_directed_routes_do_not_pass_through_adapters() -> None:
 
 
 def test_factory_and_empty_names_are_shown_with_the_guid() -> None:
+    """TO01."""
     assert Node(0xAB, "host", 1, "MT4129 ConnectX7   Mellanox Technologies").label == (
         "MT4129 ConnectX7 Mellanox Technologies 0x00000000000000ab"
     )

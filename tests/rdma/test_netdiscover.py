@@ -152,6 +152,7 @@ def test_a_speed_that_an_old_tool_does_not_know_is_unknown_and_not_slow() -> Non
 
 
 def test_the_forms_of_old_tools_and_copies_without_tabs_are_read() -> None:
+    """TO03, TO05: blanks for tabs, `base port 0`, ` s=4 w=2 v=4 e=4`, the peer after `# lid N lmc N`."""
     old = text_of(
         "vendid=0x2c9\nsysimgguid=0xa0\nswitchguid=0xa(a)\n"
         'Switch 41 "S-000000000000000a"         # "MF0;x:MCS8500/L01/U1" base port 0 lid 226 lmc 0\n'
@@ -169,6 +170,7 @@ def test_the_forms_of_old_tools_and_copies_without_tabs_are_read() -> None:
 
 
 def test_aggregation_nodes_routers_and_ufm_are_no_hosts() -> None:
+    """TO01, and the appliances that public maps show."""
     names = {
         "B11-P1-CUFM-02 mlx5_0": "ufm",
         "ufm-host01 mlx5_1": "ufm",
