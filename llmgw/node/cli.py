@@ -91,17 +91,39 @@ def check(config: Path | None, directory: Path | None) -> None:
 @_directory
 def run(config: Path | None, directory: Path | None) -> None:
     """Run the agent until it is stopped. Engines go on without it."""
-    import trio
+    from llmgw.node.lean import without
 
-    from llmgw import log
-    from llmgw.node.main import run as run_agent
-    from llmgw.node.settings import find, load
+    with without("rich"):
+        import trio
+
+        from llmgw import log
+        from llmgw.node.main import run as run_agent
+        from llmgw.node.settings import find, load
 
     settings = load(find(config, directory), directory=directory)
     log.set_up(settings.log)
     if settings.insecure:
         log.shout("INSECURE MODE: no certificates; whoever reaches this machine's loopback steers this node")
     trio.run(run_agent, settings)
+
+
+@node.command()
+@_config
+@_directory
+def share(config: Path | None, directory: Path | None) -> None:
+    """Give whole weights of this node to other nodes of the fleet, at `weights_listen` of node.toml.
+
+    They name it in `weights_peers`. It is a process beside the agent, which nothing connects to.
+    """
+    import trio
+
+    from llmgw import log
+    from llmgw.node.settings import find, load
+    from llmgw.node.weights.share import serve
+
+    settings = load(find(config, directory), directory=directory)
+    log.set_up(settings.log)
+    trio.run(serve, settings)
 
 
 node.add_command(doctor)

@@ -39,6 +39,7 @@ from llmgw.node.shards import Shards
 from llmgw.node.stream import Beats, Duties, PlaneStream
 from llmgw.node.survey import Survey
 from llmgw.node.weights.cache import Cache
+from llmgw.node.weights.peers import Peers
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import (
     DoctorReply,
@@ -243,9 +244,7 @@ def assemble(settings: NodeSettings) -> Node:
     logs = Logs(directory / "logs", log.ring, most_bytes=settings.logs.bytes, keep=settings.logs.keep)
     commands = {name: engine.command for name, engine in settings.engines.items()}
     environments = {name: engine.env for name, engine in settings.engines.items()}
-    installed = Installed(
-        [LlamaCpp(), Vllm(), Sglang()], commands=commands, environments=environments, state=directory
-    )
+    installed = Installed([LlamaCpp(), Vllm(), Sglang()], commands=commands, environments=environments, state=directory)
     newest = [Register(node=NodeId(""), version="")]
     survey = Survey(settings.view, lambda: shards.pids())
 
@@ -259,6 +258,7 @@ def assemble(settings: NodeSettings) -> Node:
         in_use=lambda: shards.sources(),
         bytes_per_second=settings.weights_bytes_per_second or None,
         reserve=settings.weights_reserve,
+        peers=Peers(settings.weights_peers, directory) if settings.weights_peers and not settings.insecure else None,
     )
     shards = Shards(
         directory,

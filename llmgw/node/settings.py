@@ -10,7 +10,7 @@ from typing import Literal
 import attrs
 
 from llmgw import config, pki
-from llmgw.config import LogSettings
+from llmgw.config import Listen, LogSettings
 from llmgw.errors import BadInput
 from llmgw.node.link import Address, address
 from llmgw.node.view import View
@@ -76,6 +76,10 @@ class NodeSettings:
     weights: Path = Path("weights")
     #: All fetches of weights together take no more of the network, in bytes per second; 0: as much as there is.
     weights_bytes_per_second: Bytes = attrs.field(default=0, validator=attrs.validators.ge(0))
+    #: Nodes that serve theirs by `llmgw-node share`, asked before anybody outside: HOST:PORT.
+    weights_peers: tuple[Listen, ...] = ()
+    #: Where this node serves its own, when `llmgw-node share` runs.
+    weights_listen: Listen = Listen("0.0.0.0", 7445)
     #: Of the disk of the weights this is never filled.
     weights_reserve: Bytes = attrs.field(default=1 << 30, validator=attrs.validators.ge(0))
     engine_ports: PortRange = PortRange(20000, 29999)

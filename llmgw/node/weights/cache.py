@@ -25,6 +25,7 @@ from llmgw.node.weights.errors import FetchFailed
 from llmgw.node.weights.fetching import Fetch, Means
 from llmgw.node.weights.manifest import Manifests
 from llmgw.node.weights.pace import Pace
+from llmgw.node.weights.peers import Peers
 from llmgw.node.weights.transfer import Patience
 from llmgw.wire.agent import Working
 from llmgw.wire.control import (
@@ -71,6 +72,7 @@ class Cache:
         reserve: int = 0,
         patience: Patience | None = None,
         base: str | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """`in_use` names the sources of this node's shards; `reserve` bytes of the disk are never taken."""
         self._root = root.absolute()
@@ -79,6 +81,7 @@ class Cache:
         self._reserve = reserve
         self._patience = patience or Patience()
         self._base = base
+        self._peers = peers
         self._facts: dict[str, Weights] = {}
         self._shared: dict[str, _Shared] = {}
         self._removing: dict[str, trio.Event] = {}
@@ -176,7 +179,9 @@ class Cache:
         def others() -> int:
             return sum(other.fetch.left for other in self._shared.values() if other is not shared and not other.over)
 
-        means = Means(self._root, self._base or hub.endpoint(), self._reserve, self._patience, take, others)
+        means = Means(
+            self._root, self._base or hub.endpoint(), self._reserve, self._patience, take, others, self._peers
+        )
         shared = self._shared[source] = _Shared(Fetch(source, means, tell), pace, Cell(Progress("")))
         return shared
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import attrs
@@ -16,7 +17,8 @@ from llmgw.node.engines.contents import read_contents
 from llmgw.node.weights import hub, layout
 from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed, Unreachable
 from llmgw.node.weights.lock import locked
-from llmgw.node.weights.manifest import File, Manifest, Manifests
+from llmgw.node.weights.manifest import File, Manifest, Manifests, unchecked
+from llmgw.node.weights.peers import Held, Peers
 from llmgw.node.weights.source import HubSource, WebSource, parse
 from llmgw.node.weights.transfer import Again, Gone, Patience, Way, bring, patiently
 from llmgw.node.weights.verify import verified
@@ -26,6 +28,8 @@ log = structlog.get_logger(__name__)
 #: Files that are brought at the same time: one connection seldom fills a link.
 AT_ONCE = 4
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: A peer has to be worth it: the source itself is still there to be asked.
+_PEER, _ONCE = Patience(seconds=20.0), Patience(seconds=0.0)
 _TIMEOUT = httpx.Timeout(30.0, connect=15.0)
 
 
@@ -42,6 +46,7 @@ class Means:
     patience: Patience
     pace: Callable[[int], Awaitable[None]]
     others: Callable[[], int]
+    peers: Peers | None = None
 
 
 @attrs.define(eq=False)
@@ -54,6 +59,8 @@ class Fetch:
     what: str = "weights"
     done: int = 0
     total: int | None = None
+    #: The peer that has it all, while it can be relied on.
+    peer: Held | None = None
 
     @property
     def left(self) -> int:
@@ -101,13 +108,28 @@ class Fetch:
         """The list that an earlier fetch began with, else the source's own."""
         manifests = Manifests(self.means.root)
         found = await trio.to_thread.run_sync(manifests.read, self.source)
+        if self.means.peers is not None:
+            self.peer = await self.means.peers.holding(self.source, source.folder, self._say)
         if found is not None and found.folder == source.folder:
             return found
-        made = await self._listed(source)
+        if self.peer is None:
+            made = await self._listed(source, self.means.patience)
+        else:
+            made = await self._trusted(source, self.peer)
         await trio.to_thread.run_sync(manifests.write, made)
         return made
 
-    async def _listed(self, source: HubSource | WebSource) -> Manifest:
+    async def _trusted(self, source: HubSource | WebSource, peer: Held) -> Manifest:
+        """The list, from the source itself where it can be had: a peer is believed only what a digest proves."""
+        if isinstance(source, WebSource):
+            return self._of_web(source, peer.manifest.bytes)
+        try:
+            return await self._listed(source, _ONCE)
+        except Unreachable as error:
+            log.warning("the hub cannot be asked, a peer's list is taken", source=self.source, why=error.what)
+            return unchecked(peer.manifest)
+
+    async def _listed(self, source: HubSource | WebSource, patience: Patience) -> Manifest:
         found: list[Manifest] = []
         self._say("weights, asking for their list")
 
@@ -126,7 +148,7 @@ class Fetch:
                 raise Again(error.what.removeprefix(f"{self.source}: ")) from None
             return True
 
-        await patiently(ask, self.means.patience, self.source, lambda words: self._say(f"weights ({words})"))
+        await patiently(ask, patience, self.source, lambda words: self._say(f"weights ({words})"))
         return found[-1]
 
     async def _headed(self, source: WebSource) -> Manifest:
@@ -150,7 +172,10 @@ class Fetch:
         if status not in (200, 206) or not size.isdigit():
             words = f"the server answers {status}" if status not in (200, 206) else "the server tells no size"
             raise FetchFailed(f"{self.source}: {words}", remedy="check the source")
-        file = File(name=source.name, size=int(size), digest=f"sha256:{source.sha256}")
+        return self._of_web(source, int(size))
+
+    def _of_web(self, source: WebSource, size: int) -> Manifest:
+        file = File(name=source.name, size=size, digest=f"sha256:{source.sha256}")
         return Manifest(
             source=self.source, folder=source.folder, revision=source.sha256, files=(file,), entry=source.name
         )
@@ -165,7 +190,7 @@ class Fetch:
                 manifest = await self._files(source, manifest, there.missing)
             except Gone:
                 # The commit of an earlier list may have been deleted since. A newer list decides, and only once.
-                newer = await self._listed(source)
+                newer = await self._listed(source, means.patience)
                 if newer.revision == manifest.revision:
                     raise
                 log.warning("a commit is gone, taking a newer one", source=self.source, revision=newer.revision)
@@ -217,15 +242,18 @@ class Fetch:
                 else source.url
             )
             way = Way(client, url, headers, means.pace, means.patience, self._moved, self._noted)
+            at = layout.partial(means.root, manifest, file)
             try:
                 # Two names of one content are one blob: the second finds it whole.
                 async with slots, same.setdefault(whole, trio.Lock()):
-                    at, before = layout.partial(means.root, manifest, file), layout.stamp(whole)
+                    before = layout.stamp(whole)
                     stamp = await verified(file, whole, lambda: self._say("weights, verifying"))
                     if stamp is None:
                         if before is not None and before[0] == file.size:  # it was counted and was not it
                             part = layout.stamp(at)
                             self._moved(min(part[0], file.size) - file.size if part is not None else -file.size)
+                        stamp = await self._from_peer(peers, way, file, at, whole)
+                    if stamp is None:
                         stamp = await bring(way, file, at, whole, self.source)
                 async with writing:
                     noted = manifest.checked(file, stamp)
@@ -236,10 +264,14 @@ class Fetch:
                 failures.append(error)
                 nursery.cancel_scope.cancel()
 
-        async with httpx.AsyncClient(follow_redirects=True, timeout=_TIMEOUT) as client:
-            async with trio.open_nursery() as nursery:
-                for file in missing:
-                    nursery.start_soon(one, client, file)
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(httpx.AsyncClient(follow_redirects=True, timeout=_TIMEOUT))
+            peers = None
+            if self.peer is not None and means.peers is not None:
+                peers = await stack.enter_async_context(means.peers.client())
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            for file in missing:
+                nursery.start_soon(one, client, file)
         if failures:
             error = failures[0]
             if isinstance(error, OSError) and error.errno in _FULL:
@@ -248,6 +280,22 @@ class Fetch:
                 raise full from None
             raise error
         return manifest
+
+    async def _from_peer(
+        self, client: httpx.AsyncClient | None, way: Way, file: File, at: Path, whole: Path
+    ) -> tuple[int, int] | None:
+        """A file from the peer that has it; None when it does not come from there. What came of it counts."""
+        peer = self.peer
+        if client is None or peer is None:
+            return None
+        url = f"{peer.base}/blobs/{whole.parent.parent.name}/{whole.name}"
+        near = attrs.evolve(way, client=client, url=url, headers={}, patience=_PEER)
+        try:
+            return await bring(near, file, at, whole, self.source)
+        except FetchFailed as error:
+            log.warning("a peer's weights did not come", source=self.source, peer=peer.base, why=error.what)
+            self.peer = None
+            return None
 
     def _full(self) -> DiskFull:
         """What a write ran into although there was room before: somebody else took it."""

@@ -56,6 +56,11 @@ class Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
+def unchecked(manifest: Manifest) -> Manifest:
+    """Somebody else's manifest: nothing of it has been found right here."""
+    return structs.replace(manifest, files=tuple(structs.replace(file, checked=None) for file in manifest.files))
+
+
 def hash_of(file: File) -> Hash | None:
     """A fresh hash of the kind that the file's digest is; None where there is none."""
     kind = file.digest.partition(":")[0]
@@ -104,6 +109,11 @@ def _read(path: Path) -> Manifest | None:
         found = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return sound(found)
+
+
+def sound(found: Manifest) -> Manifest | None:
+    """The manifest, if all that it names lies where such things lie in a cache; else None."""
     names = [found.folder, found.revision, *(file.name for file in found.files)]
     names += [name for name in (found.entry, found.reference) if name]
     flat = "/" not in found.folder and "/" not in found.revision
