@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import resource
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import trio
@@ -32,3 +33,14 @@ async def houses(nursery: trio.Nursery) -> AsyncIterator[Houses]:
     yield make
     for house in made:
         await house.close()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many descriptors as this process may have."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 10_000:
+        pytest.skip(f"NOT TESTED: a thousand streams, since a process may have {before[1]} open files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)

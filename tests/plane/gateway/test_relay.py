@@ -187,6 +187,42 @@ async def test_each_event_is_passed_on_when_it_comes(house: House) -> None:
     assert headers[b"cache-control"] == b"no-cache"
 
 
+async def test_a_thousand_streams_are_open_at_once_and_each_gets_its_own(house: House, many_files: None) -> None:
+    count, open_, all_open, release = 1000, 0, trio.Event(), trio.Event()
+
+    async def script(call: Call) -> None:
+        nonlocal open_
+        await call.send(STREAM)
+        await call.send(chunk(b"data: %b\n\n" % (call.header(b"x-request-id") or b"")))
+        open_ += 1
+        if open_ == count:
+            all_open.set()
+        await release.wait()
+        await call.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    engines = [await house.engine(script, replica=f"tiny-{n}") for n in range(2)]
+    house.serves(*engines)
+    heard: dict[bytes, bytes] = {}
+
+    async def client(number: int) -> None:
+        own = b"stream-%d" % number
+        browser = await house.browser()
+        await browser.send(post(b'{"model":"tiny","stream":true}', b"X-Request-Id: " + own))
+        answer = await browser.answer()
+        assert answer.whole
+        heard[own] = answer.body
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for number in range(count):
+                nursery.start_soon(client, number)
+            await all_open.wait()
+            release.set()
+    assert heard == {b"stream-%d" % n: b"data: stream-%d\n\ndata: [DONE]\n\n" % n for n in range(count)}
+    # The least busy replica is asked, so both have half of them.
+    assert {engine.connections for engine in engines} == {count // 2}
+
+
 async def test_a_streams_head_does_not_wait_for_its_first_event(house: House) -> None:
     seen = trio.Event()
 
