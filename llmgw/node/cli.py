@@ -91,7 +91,7 @@ def check(config: Path | None, directory: Path | None) -> None:
 @_directory
 def run(config: Path | None, directory: Path | None) -> None:
     """Run the agent until it is stopped. Engines go on without it."""
-    from llmgw.node.lean import without
+    from llmgw.node.spare import without
 
     with without("rich"):
         import trio
