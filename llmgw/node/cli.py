@@ -93,7 +93,7 @@ def run(config: Path | None, directory: Path | None) -> None:
     """Run the agent until it is stopped. Engines go on without it."""
     from llmgw.node.spare import without
 
-    with without("rich"):
+    with without("rich", "pygments"):
         import trio
 
         from llmgw import log
