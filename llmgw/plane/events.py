@@ -23,6 +23,15 @@ PREFIX = "events/"
 #: Kinds that an operator should see even in a quiet log.
 WARNINGS = frozenset(
     {
+        "fabric-cable-misplaced",
+        "fabric-cables-swapped",
+        "fabric-link-errors",
+        "fabric-link-gone",
+        "fabric-link-slow",
+        "fabric-part-gone",
+        "fabric-partial",
+        "fabric-scan-failed",
+        "fabric-switch-gone",
         "identity-cloned",
         "losses-frozen",
         "model-unplaced",
@@ -30,6 +39,12 @@ WARNINGS = frozenset(
         "node-unreachable",
         "shard-failed",
         "shard-stray",
+        "sm-equal-priority",
+        "sm-hung",
+        "sm-none",
+        "sm-split",
+        "sm-standby-missing",
+        "sm-unseen",
         "store-failed",
     }
 )
