@@ -11,7 +11,8 @@ import httpx
 import pytest
 import trio
 
-from llmgw.demo.processes import call
+from llmgw.demo.main import free_ports
+from llmgw.demo.processes import call, start, stop
 from llmgw.tinymodel import write_tiny
 from tests.e2e.rig import QUICK, Rig, rig
 from tests.node.weights.hubserver import Hub, served
@@ -188,3 +189,39 @@ async def test_weights_are_fetched_ahead_of_need(fleet: Rig, hub: Hub) -> None:
     await want(fleet, 1)
     await fleet.until(lambda: fleet.ready(1), what="served")
     assert hub.asked == []
+
+
+async def test_a_second_node_has_them_from_the_first(fleet: Rig, hub: Hub) -> None:
+    (port,) = free_ports(1)
+    first = fleet.root / "n1" / "node.toml"
+    first.write_text(f'weights_listen = "127.0.0.1:{port}"\n' + first.read_text())
+    await words(fleet, "fetch", SOURCE, "n1")
+
+    async def there(node: str) -> bool:
+        (cache,) = (await ctl(fleet, "weights", node))["nodes"]
+        return any(weights["complete"] for weights in cache["weights"])
+
+    await fleet.until(lambda: there("n1"), what="the first has them")
+    share = await start("llmgw-node", "share", "--config", str(first), log=fleet.root / "share.log", env=fleet.env)
+    try:
+
+        async def shared() -> bool:
+            return "weights are shared" in fleet.log("share")
+
+        await fleet.until(shared, what="the share listens")
+        await fleet.join("n2")
+        second = fleet.root / "n2" / "node.toml"
+        second.write_text(f'weights_peers = ["127.0.0.1:{port}"]\n' + second.read_text())
+        await fleet.start_node("n2")
+
+        async def connected() -> bool:
+            return bool((await fleet.node("n2"))["connected"])
+
+        await fleet.until(connected, what="the second is there")
+        hub.asked.clear()
+        await words(fleet, "fetch", SOURCE, "n2")
+        await fleet.until(lambda: there("n2"), what="the second has them")
+        assert hub.bodies == []
+    finally:
+        await stop(share)
+    assert share.returncode == 0

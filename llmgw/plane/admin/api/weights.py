@@ -118,6 +118,9 @@ def blueprint(admin: Admin) -> Blueprint:
             return RemovalView(node=node, kept=dict(proposed.kept))
         question = RemoveWeightsRequest(sources=proposed.remove, dry_run=order.dry_run)
         reply = await admin.hub.ask(node, question, within=REMOVE_WITHIN)
+        if reply.removed and not order.dry_run:
+            text = f"{node} removed {', '.join(reply.removed)}: nothing needed it"
+            admin.fleet.events.add("weights-removed", f"node:{node}", text, clock=admin.wall())
         return RemovalView(
             node=node, removed=reply.removed, kept={**proposed.kept, **reply.kept}, freed_bytes=reply.freed_bytes
         )
