@@ -138,6 +138,7 @@ _MODELS = (
     Column("NODES EACH", right=True, extra=5),
     Column("GPUS EACH", right=True, extra=4),
     Column("SOURCE", extra=6),
+    Column("SERVED ELSEWHERE BY", extra=3),
     Column("WHY NOT ALL", extra=2, prose=True),
 )
 
@@ -153,6 +154,7 @@ def models(answer: Answer, width: int) -> RenderableType:
             str(model.nodes_each) if model.nodes_each > 1 else "",
             str(model.gpus_each) if model.gpus_each else "",
             model.source,
+            ", ".join(model.elsewhere),
             "; ".join(filter(None, (model.reason, model.smallest_change))),
         )
         for model in answer.read(ModelsReply).models

@@ -241,13 +241,16 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
         name=settings.name,
         heartbeat=plane.fleet.heartbeat,
     )
+    elsewhere: dict[str, tuple[str, ...]] = {}
+    for endpoint in settings.endpoints:
+        elsewhere[endpoint.model] = (*elsewhere.get(endpoint.model, ()), endpoint.url)
     admin = Admin(
         fleet=plane.fleet,
         hub=plane.hub,
         authority=plane.authority,
         tokens=plane.tokens,
         administrator=plane.administrator,
-        traffic=lambda: Traffic(in_flight=plane.in_flight.all()),
+        traffic=lambda: Traffic(in_flight=plane.in_flight.all(), elsewhere=elsewhere),
         name=settings.name,
         agents_url=settings.agents_url,
         bandwidth=Desk(plane.hub, plane.store, plane.fleet.world, plane.in_flight.all, maps=plane.fabrics),

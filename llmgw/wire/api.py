@@ -136,7 +136,10 @@ class ReplicasReply(Struct, frozen=True, kw_only=True):
 
 
 class ModelView(Struct, frozen=True, kw_only=True):
-    """A wanted model: how many replicas are wanted, placed and ready, and what keeps the rest away."""
+    """A model: how many replicas are wanted, placed and ready, and what keeps the rest away.
+
+    `elsewhere` are the addresses of engines that serve it too and are not the plane's to run (`[[endpoints]]`).
+    """
 
     name: str = ""
     engine: str = ""
@@ -149,6 +152,7 @@ class ModelView(Struct, frozen=True, kw_only=True):
     gpus_each: int = 0
     reason: str = ""
     smallest_change: str = ""
+    elsewhere: tuple[str, ...] = ()
 
 
 class ModelsReply(Struct, frozen=True, kw_only=True):

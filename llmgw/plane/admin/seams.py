@@ -10,7 +10,14 @@ from immutables import Map
 
 @attrs.frozen
 class Traffic:
-    """What the gateway does now: requests in flight by replica, and totals by name for `status`."""
+    """What the gateway does now: requests in flight by replica, and totals by name for `status`.
+
+    `elsewhere` are the addresses, by model, of engines that the plane does not run.
+    """
 
     in_flight: Mapping[str, int] = Map()
     totals: Mapping[str, float | int | str | None] = Map()
+    elsewhere: Mapping[str, tuple[str, ...]] = Map()
+
+
+NOTHING = Traffic()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from immutables import Map
+from msgspec import structs
+
 from llmgw.plane.why import why
 from llmgw.plane.world import Failure, Model, Node, Shard, Stray, World, seen
 from llmgw.wire.api import (
@@ -166,20 +169,26 @@ def least_advanced(states: Iterable[ShardState]) -> ShardState:
     return min(states, key=_ADVANCE.index, default=ShardState.UNKNOWN)
 
 
-def model_views(world: World, now: float, wall: float) -> tuple[ModelView, ...]:
-    """Every wanted model, and those that are no longer wanted but still have replicas, by name."""
+def model_views(
+    world: World, now: float, wall: float, elsewhere: Mapping[str, tuple[str, ...]] = Map()
+) -> tuple[ModelView, ...]:
+    """Every wanted model, those that still have replicas, and those that are served elsewhere, by name."""
     replicas: dict[str, list[ReplicaView]] = defaultdict(list)
     for view in replica_views(world, now, wall):
         replicas[view.model].append(view)
-    names = {*world.models, *(ModelName(name) for name in replicas)}
-    return tuple(_model(name, world.models.get(name), replicas[name], world) for name in sorted(names))
+    names = {*world.models, *map(ModelName, replicas), *map(ModelName, elsewhere)}
+    return tuple(
+        structs.replace(_model(name, world.models.get(name), replicas[name], world), elsewhere=elsewhere.get(name, ()))
+        for name in sorted(names)
+    )
 
 
 def _model(name: ModelName, model: Model | None, replicas: list[ReplicaView], world: World) -> ModelView:
     unplaced = world.unplaced.get(name)
     ready = sum(view.state == ShardState.READY for view in replicas)
     if model is None:
-        return ModelView(name=name, placed=len(replicas), ready=ready, reason="no longer wanted: its replicas end")
+        reason = "no longer wanted: its replicas end" if replicas else ""
+        return ModelView(name=name, placed=len(replicas), ready=ready, reason=reason)
     profile = model.profile
     reason = ""
     if unplaced is not None:

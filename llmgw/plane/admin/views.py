@@ -12,7 +12,7 @@ from llmgw import __version__
 from llmgw.convert import near
 from llmgw.errors import NotFound
 from llmgw.plane.admin.nodeview import event_view, grades, node_reply, node_rows, problem_views
-from llmgw.plane.admin.seams import Traffic
+from llmgw.plane.admin.seams import NOTHING, Traffic
 from llmgw.plane.admin.shardview import model_views, replica_views, waiting, why_reply
 from llmgw.plane.events import Event
 from llmgw.plane.world import Node, Stage, World
@@ -38,8 +38,8 @@ def node(world: World, now: float, name: str, history: Iterable[Event] = ()) -> 
     return node_reply(known_node(world, name), world, now, history)
 
 
-def models(world: World, now: float, wall: float) -> ModelsReply:
-    return ModelsReply(models=model_views(world, now, wall))
+def models(world: World, now: float, wall: float, traffic: Traffic = NOTHING) -> ModelsReply:
+    return ModelsReply(models=model_views(world, now, wall, traffic.elsewhere))
 
 
 def replicas(world: World, now: float, wall: float, traffic: Traffic) -> ReplicasReply:
@@ -50,10 +50,12 @@ def problems(world: World, now: float) -> ProblemsReply:
     return ProblemsReply(problems=problem_views(world.nodes.values(), now))
 
 
-def why(world: World, now: float, wall: float, name: str) -> WhyReply:
+def why(world: World, now: float, wall: float, name: str, traffic: Traffic = NOTHING) -> WhyReply:
     """Why a model is not fully placed (D7). Raises NotFound for one that is neither wanted nor running."""
     model = ModelName(name)
     if model not in world.models and all(shard.model != model for shard in world.shards.values()):
+        if urls := traffic.elsewhere.get(name):
+            return WhyReply(model=name, text=f"it is served elsewhere ([[endpoints]] of plane.toml): {', '.join(urls)}")
         raise NotFound(f"no model is called {name!r}", remedy=_near(name, world.models, "llmgw ctl models"))
     return why_reply(model, world, now, wall)
 
@@ -79,7 +81,7 @@ def overview(
     events: Iterable[Event],
 ) -> OverviewReply:
     """What the page shows, of one moment."""
-    running, wanted = replicas(world, now, wall, traffic), models(world, now, wall)
+    running, wanted = replicas(world, now, wall, traffic), models(world, now, wall, traffic)
     return OverviewReply(
         status=_status(world, now, wall, plane, since, traffic, latest, running, wanted),
         nodes=node_rows(world, now),

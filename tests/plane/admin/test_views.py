@@ -113,6 +113,14 @@ def test_a_settling_plane_says_so() -> None:
     assert "come back" in status.waiting
 
 
+def test_models_that_are_served_elsewhere_are_shown_and_explained() -> None:
+    traffic = Traffic(elsewhere={"far": ("https://far.example/v1",), "tiny": ("http://10.0.0.9:8000",)})
+    shown = {model.name: model for model in views.models(world(), NOW, WALL, traffic).models}
+    assert (shown["far"].elsewhere, shown["far"].wanted, shown["far"].reason) == (("https://far.example/v1",), 0, "")
+    assert (shown["tiny"].elsewhere, shown["tiny"].wanted) == (("http://10.0.0.9:8000",), 1)
+    assert "https://far.example/v1" in views.why(world(), NOW, WALL, "far", traffic).text
+
+
 def test_a_model_that_is_no_longer_wanted_is_shown_until_its_replicas_are_gone() -> None:
     ended = attrs.evolve(world(), models=world().models.delete(ModelName("tiny")))
     shown = {model.name: model for model in views.models(ended, NOW, WALL).models}

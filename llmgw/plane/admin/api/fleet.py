@@ -80,7 +80,7 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/models")
     async def models() -> Response:
-        return answer(views.models(fleet.world.value, admin.clock(), admin.wall()))
+        return answer(views.models(fleet.world.value, admin.clock(), admin.wall(), admin.traffic()))
 
     @part.get("/replicas")
     async def replicas() -> Response:
@@ -88,7 +88,7 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/why/<path:model>")
     async def why(model: str) -> Response:
-        return answer(views.why(fleet.world.value, admin.clock(), admin.wall(), model))
+        return answer(views.why(fleet.world.value, admin.clock(), admin.wall(), model, admin.traffic()))
 
     @part.post("/apply")
     async def apply() -> Response:
