@@ -167,7 +167,9 @@ class PlaneStream:
     async def _registered(self, register: bytes) -> None:
         """Say it and wait for the acknowledgement; a refusal is a Goodbye in its place (A2-A4)."""
         with trio.move_on_after(self._timing.registered_within) as scope:
-            await self._frames.send(register)
+            # A plane that refuses this certificate has said why, and closed, before it reads anything.
+            with suppress(Closed):
+                await self._frames.send(register)
             while True:
                 match self._decode(await self._frames.receive()):
                     case Registered() as registered:

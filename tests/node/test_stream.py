@@ -190,6 +190,16 @@ async def test_a_refusals_words_are_what_the_agent_logs() -> None:
     assert daemon.goodbye == Goodbye(code="not-leader", reason="this plane stands by", leader="wss://b:7443")
 
 
+async def test_a_refusal_that_came_before_the_register_was_sent_is_heard_too() -> None:
+    daemon = Daemon()
+    ours, plane = pair()
+    refused = Goodbye(code="revoked", reason="the certificate of n1 was revoked: join again", retry_after=60.0)
+    await say(plane, refused)
+    await plane.aclose()
+    await daemon.carry(ours)
+    assert daemon.goodbye == refused
+
+
 async def test_a_plane_of_an_older_epoch_is_left_at_once() -> None:
     daemon = Daemon()
     daemon.epoch = 5
