@@ -16,9 +16,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import trio
+from llmgw.node.spare import NEEDLESS, without
 
-import llmgw.node.main  # noqa: F401  # the whole agent, as it is loaded on a node
+with without(*NEEDLESS):
+    import httpcore  # noqa: F401
+    import trio
+
+    import llmgw.node.main  # noqa: F401  # the whole agent, as it is loaded on a node
+
 from llmgw.node.survey import Survey
 from llmgw.node.view import View
 from llmgw.wire.codec import encode

@@ -91,9 +91,10 @@ def check(config: Path | None, directory: Path | None) -> None:
 @_directory
 def run(config: Path | None, directory: Path | None) -> None:
     """Run the agent until it is stopped. Engines go on without it."""
-    from llmgw.node.spare import without
+    from llmgw.node.spare import NEEDLESS, without
 
-    with without("rich", "pygments"):
+    with without(*NEEDLESS):
+        import httpcore  # noqa: F401  # httpx would load it, and what it takes along, with its first client
         import trio
 
         from llmgw import log
