@@ -15,12 +15,13 @@ import trio
 from llmgw.errors import LlmgwError
 from llmgw.node.engines.contents import read_contents
 from llmgw.node.weights import hub, layout
-from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed, Unreachable
+from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed
+from llmgw.node.weights.listing import Listing
 from llmgw.node.weights.lock import locked
-from llmgw.node.weights.manifest import File, Manifest, Manifests, unchecked
+from llmgw.node.weights.manifest import File, Manifest, Manifests
 from llmgw.node.weights.peers import Held, Peers
 from llmgw.node.weights.source import HubSource, WebSource, parse
-from llmgw.node.weights.transfer import Again, Gone, Patience, Way, bring, patiently
+from llmgw.node.weights.transfer import Gone, Patience, Way, bring
 from llmgw.node.weights.verify import verified
 
 log = structlog.get_logger(__name__)
@@ -29,8 +30,7 @@ log = structlog.get_logger(__name__)
 AT_ONCE = 4
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: A peer has to be worth it: the source itself is still there to be asked.
-_PEER, _ONCE = Patience(seconds=20.0), Patience(seconds=0.0)
-_TIMEOUT = httpx.Timeout(30.0, connect=15.0)
+_PEER = Patience(seconds=20.0)
 
 
 @attrs.frozen
@@ -112,73 +112,14 @@ class Fetch:
             self.peer = await self.means.peers.holding(self.source, source.folder, self._say)
         if found is not None and found.folder == source.folder:
             return found
-        if self.peer is None:
-            made = await self._listed(source, self.means.patience)
-        else:
-            made = await self._trusted(source, self.peer)
+        self._say("weights, asking for their list")
+        made = await (self._listing(source).made() if self.peer is None else self._listing(source).beside(self.peer))
         await trio.to_thread.run_sync(manifests.write, made)
         return made
 
-    async def _trusted(self, source: HubSource | WebSource, peer: Held) -> Manifest:
-        """The list, from the source itself where it can be had: a peer is believed only what a digest proves."""
-        if isinstance(source, WebSource):
-            return self._of_web(source, peer.manifest.bytes)
-        try:
-            return await self._listed(source, _ONCE)
-        except Unreachable as error:
-            log.warning("the hub cannot be asked, a peer's list is taken", source=self.source, why=error.what)
-            return unchecked(peer.manifest)
-
-    async def _listed(self, source: HubSource | WebSource, patience: Patience) -> Manifest:
-        found: list[Manifest] = []
-        self._say("weights, asking for their list")
-
-        async def ask() -> bool:
-            if isinstance(source, WebSource):
-                found.append(await self._headed(source))
-                return True
-            try:
-                # A question changes nothing, so nobody waits for an answer that is not wanted any more.
-                found.append(
-                    await trio.to_thread.run_sync(
-                        hub.listed, source, self.source, self.means.base, abandon_on_cancel=True
-                    )
-                )
-            except Unreachable as error:
-                raise Again(error.what.removeprefix(f"{self.source}: ")) from None
-            return True
-
-        await patiently(ask, patience, self.source, lambda words: self._say(f"weights ({words})"))
-        return found[-1]
-
-    async def _headed(self, source: WebSource) -> Manifest:
-        """The size of a file on a web server, by asking for its first byte: not every server answers HEAD."""
-        try:
-            async with (
-                httpx.AsyncClient(follow_redirects=True, timeout=_TIMEOUT) as client,
-                client.stream(
-                    "GET", source.url, headers={"Range": "bytes=0-0", "Accept-Encoding": "identity"}
-                ) as answer,
-            ):
-                status = answer.status_code
-                whole = answer.headers.get("content-range", "").rpartition("/")[2]
-                size = whole if status == 206 else answer.headers.get("content-length", "")
-        except httpx.TransportError as error:
-            raise Again(f"{type(error).__name__}: {error}") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise FetchFailed(f"{self.source} cannot be fetched: {error}", remedy="check the source") from None
-        if status == 429 or status >= 500:
-            raise Again(f"it answers {status}")
-        if status not in (200, 206) or not size.isdigit():
-            words = f"the server answers {status}" if status not in (200, 206) else "the server tells no size"
-            raise FetchFailed(f"{self.source}: {words}", remedy="check the source")
-        return self._of_web(source, int(size))
-
-    def _of_web(self, source: WebSource, size: int) -> Manifest:
-        file = File(name=source.name, size=size, digest=f"sha256:{source.sha256}")
-        return Manifest(
-            source=self.source, folder=source.folder, revision=source.sha256, files=(file,), entry=source.name
-        )
+    def _listing(self, source: HubSource | WebSource) -> Listing:
+        means = self.means
+        return Listing(self.source, source, means.base, means.patience, lambda words: self._say(f"weights ({words})"))
 
     async def _fetched(self, source: HubSource | WebSource, manifest: Manifest) -> Path:
         means, manifests = self.means, Manifests(self.means.root)
@@ -190,7 +131,7 @@ class Fetch:
                 manifest = await self._files(source, manifest, there.missing)
             except Gone:
                 # The commit of an earlier list may have been deleted since. A newer list decides, and only once.
-                newer = await self._listed(source, means.patience)
+                newer = await self._listing(source).made()
                 if newer.revision == manifest.revision:
                     raise
                 log.warning("a commit is gone, taking a newer one", source=self.source, revision=newer.revision)
@@ -265,7 +206,7 @@ class Fetch:
                 nursery.cancel_scope.cancel()
 
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(httpx.AsyncClient(follow_redirects=True, timeout=_TIMEOUT))
+            client = await stack.enter_async_context(anybody(means.patience))
             peers = None
             if self.peer is not None and means.peers is not None:
                 peers = await stack.enter_async_context(means.peers.client())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from llmgw.node.weights.choose import chosen, entry_of
 from llmgw.node.weights.errors import FetchFailed, Unreachable
@@ -30,10 +31,8 @@ def token() -> str | None:
 
 
 def url(base: str, source: HubSource, revision: str, name: str) -> str:
-    """Where a file's bytes are."""
-    from huggingface_hub import hf_hub_url
-
-    return hf_hub_url(source.repository, name, revision=revision, endpoint=base)
+    """Where a file's bytes are. Not by the library: importing it takes longer than the agent's loop may stand still."""
+    return f"{base}/{source.repository}/resolve/{quote(revision, safe='')}/{quote(name)}"
 
 
 def listed(source: HubSource, text: str, base: str) -> Manifest:

@@ -41,9 +41,13 @@ class Again(Exception):
 
 @attrs.frozen
 class Patience:
-    """When a source is given up: after so many seconds without one byte. Retries are spread by `backoff`."""
+    """When a source is given up: after so many seconds without one byte. Retries are spread by `backoff`.
+
+    A connection on which nothing came for `silent` seconds is given up for another one.
+    """
 
     seconds: float = 120.0
+    silent: float = 30.0
     backoff: Backoff = Backoff(base=1.0, cap=20.0)
 
 

@@ -30,6 +30,7 @@ class Hub:
     gets: list[int] = attrs.field(factory=list)
     #: After so many bytes of a longer body the connection is cut, once for each number.
     cuts: list[int] = attrs.field(factory=list)
+    stalls: int = 0  # so many bodies stop after a few pieces, without an end
     ranges: bool = True
     corrupt: int = 0  # so many answers have a bit turned over
     piece: int = 64 << 10
@@ -141,6 +142,11 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             cut = hub.cuts.pop(0) if hub.cuts and not probe and len(body) > hub.cuts[0] else None
+            if hub.stalls and len(body) > 4 * hub.piece:
+                hub.stalls -= 1
+                self._send(body[: 4 * hub.piece])
+                threading.Event().wait(3)
+                cut = 0
             self._send(body if cut is None else body[:cut])
             if cut is not None:
                 self.close_connection = True

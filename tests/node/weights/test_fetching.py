@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import struct
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -255,6 +256,15 @@ async def test_a_server_without_ranges_works_and_is_given_up_when_it_always_cuts
         await bring(tmp_path / "b", hub)
 
 
+async def test_a_connection_on_which_nothing_comes_is_given_up_for_another(tmp_path: Path, hub: Hub) -> None:
+    hub.files["org/model"] = {"model.safetensors": WHOLE, "config.json": b"{}"}
+    hub.stalls = 1
+    impatient = Patience(seconds=20.0, silent=0.5, backoff=Backoff(base=0.02, cap=0.1))
+    async with cache(tmp_path, hub, patience=impatient) as made:
+        path = await made.bring(SOURCE, nothing)
+    assert (path / "model.safetensors").read_bytes() == WHOLE
+
+
 async def test_a_fetch_takes_no_more_than_its_rate(tmp_path: Path, hub: Hub) -> None:
     hub.files["org/model"] = {"model.safetensors": safetensors(200_000), "config.json": b"{}"}
     async with cache(tmp_path, hub, bytes_per_second=400_000) as made:
@@ -424,6 +434,47 @@ async def test_a_disk_that_fills_midway_is_given_back(tmp_path: Path, hub: Hub) 
     assert partials(tmp_path) == []
     path = await bring(tmp_path, hub)
     assert (path / "model.safetensors").read_bytes() == WHOLE
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    at = tmp_path / "disk"
+    at.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", at]).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield at
+    subprocess.run(["umount", "-l", at], check=True)
+
+
+async def test_a_real_disk_that_is_too_small_is_refused_with_its_size(small_disk: Path, hub: Hub) -> None:
+    with pytest.raises(DiskFull, match=r"needs 3\.0 MB more of 3\.0 MB, and .* has 2\.\d MB free"):
+        await bring(small_disk, hub)
+    assert hub.bodies == []
+
+
+async def test_a_real_disk_that_somebody_else_fills_fails_only_this_fetch(small_disk: Path, hub: Hub) -> None:
+    hub.files = {"org/model": {"model.safetensors": safetensors(1_500_000), "config.json": b"{}"},
+        "org/small": {"model.safetensors": safetensors(1000), "config.json": b"{}"}}  # fmt: skip
+    hub.held.clear()
+    async with cache(small_disk, hub) as made, trio.open_nursery() as nursery:
+        caught: list[DiskFull] = []
+
+        async def want() -> None:
+            try:
+                await made.bring(SOURCE, nothing)
+            except DiskFull as error:
+                caught.append(error)
+
+        nursery.start_soon(want)
+        await until(lambda: len(hub.bodies) == 2)
+        (small_disk / "others").write_bytes(bytes(1_500_000))
+        hub.held.set()
+        await until(lambda: bool(caught))
+        assert "is full" in str(caught[0])
+        assert partials(small_disk) == []
+        path = await made.bring("hf://org/small", nothing)
+        assert (path / "config.json").read_bytes() == b"{}"
 
 
 async def test_two_fetches_are_not_promised_the_same_room(tmp_path: Path, hub: Hub) -> None:
