@@ -16,7 +16,7 @@ from llmgw.errors import LlmgwError
 from llmgw.node.engines.contents import read_contents
 from llmgw.node.weights import hub, layout
 from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed
-from llmgw.node.weights.listing import Listing
+from llmgw.node.weights.listing import Listing, anybody
 from llmgw.node.weights.lock import locked
 from llmgw.node.weights.manifest import File, Manifest, Manifests
 from llmgw.node.weights.peers import Held, Peers
