@@ -229,6 +229,15 @@ async def test_doctor_shows_warnings_first_and_ends_with_their_status(rig: Rig) 
     assert "start chrony" in result.stdout
 
 
+async def test_an_agent_too_old_for_doctor_is_named_at_once_with_its_version(tmp_path: Path) -> None:
+    async with served(tmp_path / "plane", features=("fabric-test",)) as old:
+        with trio.fail_after(5):
+            result = await call(old, "doctor", "node-a")
+        assert result.exit_code == 5
+        assert "version 0.1.0" in result.stderr
+        assert "'doctor'" in result.stderr
+
+
 async def test_the_whole_screen_of_a_node_names_every_part_in_a_narrow_pipe(rig: Rig) -> None:
     shown = await ok(rig, "node", "gpu-01")
     for part in ("Problems", "Shards", "GPUs", "Foreign processes", "RDMA ports", "Fabric", "Disks", "Network"):

@@ -85,6 +85,21 @@ async def test_one_gpu_at_which_the_driver_hangs_is_set_aside_and_the_others_are
     nursery.cancel_scope.cancel()
 
 
+async def test_who_asks_which_processes_hold_memory_is_told_of_now(tmp_path: Path, nursery: trio.Nursery) -> None:
+    driver = Driver(tmp_path, "gpus 1", "process 0 4242 1048576")
+    gpus = Gpus(View(period=3600.0), probe=driver.probe())
+    nursery.start_soon(gpus.run)
+    await until(gpus, lambda view: len(view.processes) == 1)
+    driver.says("gpus 1")
+    # The next look is an hour away: this one is made for whoever asks.
+    assert (await gpus.fresh(within=20)).processes == ()
+    driver.says("hang nvmlDeviceGetCount_v2 -1", "process 0 4242 1048576")
+    began = trio.current_time()
+    assert (await gpus.fresh(within=0.5)).processes == ()
+    assert trio.current_time() - began < 5
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_version_mismatch_is_retried_in_a_new_process(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

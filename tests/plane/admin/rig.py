@@ -142,8 +142,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def served(directory: Path, shown: World | None = None) -> AsyncIterator[Rig]:
-    """The admin server while the block runs."""
+async def served(
+    directory: Path, shown: World | None = None, features: tuple[str, ...] = ("doctor",)
+) -> AsyncIterator[Rig]:
+    """The admin server while the block runs; node-a's agent has these features."""
     init(directory)
     authority = Authority(load_ca(directory), MemoryStore())
     await authority.load()
@@ -160,7 +162,7 @@ async def served(directory: Path, shown: World | None = None) -> AsyncIterator[R
     ours, theirs = pair()
     agent = Agent(theirs)
     stream = AgentStream(
-        ours, Register(node=NodeId("node-a"), version="0.1.0", features=("doctor",)), number=1, address="127.0.0.1"
+        ours, Register(node=NodeId("node-a"), version="0.1.0", features=features), number=1, address="127.0.0.1"
     )
     admin = Admin(
         fleet=fleet,
