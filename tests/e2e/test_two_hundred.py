@@ -33,6 +33,9 @@ BACKOFF = Backoff(base=1.0, cap=4.0)
 
 
 class Silent:
+    def receive_nowait(self) -> ShardStatus:
+        raise trio.WouldBlock
+
     def __aiter__(self) -> AsyncIterator[ShardStatus]:
         return self
 
