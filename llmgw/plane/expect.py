@@ -14,13 +14,14 @@ from typing import TypeVar
 
 import attrs
 from immutables import Map
+from msgspec import structs
 
 from llmgw.plane.event import Event
 from llmgw.plane.health import acknowledged, cleared, opened
 from llmgw.plane.rooms import labels_of
 from llmgw.plane.world import Inventory, Node, OpenProblem, Stage, World
 from llmgw.wire.agent import Register
-from llmgw.wire.facts import Grade, NodeId, Port, Problem
+from llmgw.wire.facts import GpuLoad, Grade, NodeId, Port, Problem
 
 #: Seconds that something must be missing before it is told (a driver that is loaded anew lists nothing for a moment),
 #: and that it must be there again before it is not told any more.
@@ -318,34 +319,50 @@ def settled(node: Node, found: Iterable[Problem], now: float, clock: float) -> t
 
 
 @attrs.define
-class Expectations:
-    """The fleet's inventories, counted anew only where a node's facts are new ones."""
+class _Seen:
+    """A node as it was looked at last, and what came of it; nothing is done again while nothing of it has changed."""
 
-    _counted: dict[NodeId, tuple[Register, Inventory]] = attrs.field(factory=dict)
+    facts: Register
+    labels: Map[str, str]
+    sort: str | None
+    have: Inventory
+    loads: Map[str, GpuLoad]
+    problems: object = None
+    by: object = None
+    found: tuple[Problem, ...] = ()
+
+
+@attrs.define
+class Expectations:
+    """The fleet against what is expected of it. What has not changed since the last look costs next to nothing."""
+
+    _seen: dict[NodeId, _Seen] = attrs.field(factory=dict)
+    _usual: dict[str, tuple[dict[NodeId, Inventory], Usual]] = attrs.field(factory=dict)
 
     def judge(self, world: World, now: float, clock: float) -> tuple[World, tuple[Event, ...]]:
         """Every node that is there, against what is expected of it. One that is silent is not judged by old facts."""
-        have: dict[NodeId, Inventory] = {}
-        sorts: dict[str, list[Inventory]] = defaultdict(list)
-        sort: dict[NodeId, str] = {}
+        here: dict[NodeId, _Seen] = {}
+        sorts: dict[str, dict[NodeId, Inventory]] = defaultdict(dict)
         for id, node in world.nodes.items():
             if node.stage is not Stage.READY or node.facts is None or not node.connected:
                 continue
-            have[id] = self._inventory(node, node.facts)
-            if (name := sort_of(node)) is not None:
-                sort[id] = name
-                sorts[name].append(have[id])
-        for id in self._counted.keys() - have.keys():
-            del self._counted[id]
-        most = {name: usual(name, peers) for name, peers in sorts.items()}
+            seen = here[id] = self._look(node, node.facts)
+            if seen.sort is not None:
+                sorts[seen.sort][id] = seen.have
+        self._seen = here
+        self._usual = {name: (peers, self._most(name, peers)) for name, peers in sorts.items()}
         nodes, events = world.nodes, list[Event]()
-        for id, seen in have.items():
+        for id, seen in here.items():
             node = nodes[id]
-            if node.expected is not None:
-                found = missing(node, seen, node.expected)
-            else:
-                found = unlike(node, seen, most[sort[id]]) if id in sort else ()
-            after, more = settled(node, found, now, clock)
+            by: Inventory | Usual | None = node.expected
+            if by is None and seen.sort is not None:
+                by = self._usual[seen.sort][1]
+            if seen.problems is not node.problems or seen.by is not by:
+                seen.problems, seen.by = node.problems, by
+                seen.found = _against(node, seen.have, by)
+            if not seen.found and not node.suspects and not node.problems:
+                continue
+            after, more = settled(node, seen.found, now, clock)
             if after is not node:
                 nodes = nodes.set(id, after)
                 events += more
@@ -353,9 +370,34 @@ class Expectations:
             return world, ()
         return attrs.evolve(world, nodes=nodes, version=world.version + bool(events)), tuple(events)
 
-    def _inventory(self, node: Node, facts: Register) -> Inventory:
-        kept = self._counted.get(node.id)
-        links = _nvlinks(node, facts)
-        if kept is None or kept[0] is not facts or kept[1].nvlinks != links:
-            kept = self._counted[node.id] = (facts, counted(facts, links))
-        return kept[1]
+    def _look(self, node: Node, facts: Register) -> _Seen:
+        seen = self._seen.get(node.id)
+        if seen is not None and seen.facts is facts and seen.labels is node.labels:
+            if seen.loads is not node.gpu_loads:
+                seen.loads = node.gpu_loads
+                if (links := _nvlinks(node, facts)) != seen.have.nvlinks:
+                    seen.have, seen.by = structs.replace(seen.have, nvlinks=links), None
+            return seen
+        have = counted(facts, _nvlinks(node, facts))
+        if seen is not None and seen.have == have:
+            have = seen.have
+        return _Seen(facts, node.labels, sort_of(node), have, node.gpu_loads)
+
+    def _most(self, sort: str, peers: dict[NodeId, Inventory]) -> Usual:
+        """What is usual among peers: the very same object while they are what they were."""
+        kept = self._usual.get(sort)
+        if kept is None:
+            return usual(sort, list(peers.values()))
+        if kept[0].keys() == peers.keys() and all(kept[0][id] is have for id, have in peers.items()):
+            return kept[1]
+        fresh = usual(sort, list(peers.values()))
+        return kept[1] if fresh == kept[1] else fresh
+
+
+def _against(node: Node, have: Inventory, by: Inventory | Usual | None) -> tuple[Problem, ...]:
+    match by:
+        case Inventory():
+            return missing(node, have, by)
+        case Usual():
+            return unlike(node, have, by)
+    return ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import attrs
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from immutables import Map
 from msgspec.structs import replace
 
@@ -238,3 +239,40 @@ def test_no_node_lacks_what_it_has(now: Register, other: Register) -> None:
     assert problems(mine, (), confirmed) == ()
     problems(node(other), (mine, node(other)), None)
     problems(node(other), (), confirmed)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["n1", "n2", "n3", "n4"]),
+            st.sampled_from([machine, lambda name: machine(name, gpu=7), lambda name: machine(name, ports=rails(6))]),
+            st.sampled_from([18, 16, None]),
+            st.sampled_from(["", "expect", "clear", "lost"]),
+        ),
+        max_size=12,
+    )
+)
+def test_what_is_remembered_between_looks_changes_no_verdict(
+    steps: list[tuple[str, Callable[[str], Register], int | None, str]],
+) -> None:
+    eyes, now = Expectations(), 0.0
+    kept = fresh = fleet(*(machine(f"n{n}") for n in range(1, 5)))
+    for name, made, links, word in steps:
+        id, facts = NodeId(name), made(name)
+        beat = Heartbeat(gpus=tuple(GpuLoad(gpu.uuid, nvlinks_up=links) for gpu in facts.gpus))
+        after = []
+        for shown in (kept, fresh):
+            shown = hear(hear(shown, name, facts, now), name, beat, now)
+            if word in ("expect", "clear"):
+                shown, _ = operate.expect(shown, id, word == "expect", now, CLOCK + now)
+            elif word == "lost":
+                away = attrs.evolve(shown.nodes[id], stage=Stage.LOST)
+                shown = attrs.evolve(shown, nodes=shown.nodes.set(id, away))
+            after.append(shown)
+        for _ in range(3):
+            now += 10.0
+            kept, told = eyes.judge(after[0], now, CLOCK + now)
+            fresh, again = Expectations().judge(after[1], now, CLOCK + now)
+            after = [kept, fresh]
+            assert told == again
+        assert kept == fresh
