@@ -15,6 +15,8 @@ class Unreachable(FetchFailed):
     """Nobody answered, or only with errors that pass: trying again later may help."""
 
     code = "weights-unreachable"
+    #: Seconds after which the other side wants to be asked again; 0: it did not say.
+    after: float = 0.0
 
 
 class DiskFull(FetchFailed):

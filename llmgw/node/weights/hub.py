@@ -15,6 +15,7 @@ from llmgw.node.weights.choose import chosen, entry_of
 from llmgw.node.weights.errors import FetchFailed, Unreachable
 from llmgw.node.weights.manifest import File, Manifest
 from llmgw.node.weights.source import HubSource, safe
+from llmgw.node.weights.transfer import retry_after
 
 _WITHIN = 30.0
 
@@ -67,7 +68,9 @@ def listed(source: HubSource, text: str, base: str) -> Manifest:
             raise FetchFailed(
                 f"{text}: {base} refuses ({status})", remedy="check the agent's token (HF_TOKEN)"
             ) from None
-        raise Unreachable(f"{text}: {base} answers {status}", remedy="see whether the hub or mirror works") from None
+        later = Unreachable(f"{text}: {base} answers {status}", remedy="see whether the hub or mirror works")
+        later.after = retry_after(error.response.headers)
+        raise later from None
     except errors.HFValidationError as error:
         raise FetchFailed(f"{text} names no repository of a hub: {error}") from None
     except Exception as error:  # the library's HTTP client, its proxies, a page that is not JSON

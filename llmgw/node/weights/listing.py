@@ -14,7 +14,7 @@ from llmgw.node.weights.errors import FetchFailed, Unreachable
 from llmgw.node.weights.manifest import File, Manifest, unchecked
 from llmgw.node.weights.peers import Held
 from llmgw.node.weights.source import HubSource, WebSource
-from llmgw.node.weights.transfer import Again, Patience, patiently
+from llmgw.node.weights.transfer import Again, Patience, patiently, retry_after
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class Listing:
                     await trio.to_thread.run_sync(hub.listed, self.source, self.text, self.base, abandon_on_cancel=True)
                 )
             except Unreachable as error:
-                raise Again(error.what.removeprefix(f"{self.text}: ")) from None
+                raise Again(error.what.removeprefix(f"{self.text}: "), error.after) from None
             return True
 
         await patiently(ask, self.patience, self.text, self.noted)
@@ -81,7 +81,7 @@ class Listing:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise FetchFailed(f"{self.text} cannot be fetched: {error}", remedy="check the source") from None
         if status == 429 or status >= 500:
-            raise Again(f"it answers {status}")
+            raise Again(f"it answers {status}", retry_after(answer.headers))
         if status not in (200, 206) or not size.isdigit():
             words = f"the server answers {status}" if status not in (200, 206) else "the server tells no size"
             raise FetchFailed(f"{self.text}: {words}", remedy="check the source")

@@ -43,11 +43,13 @@ class Again(Exception):
 class Patience:
     """When a source is given up: after so many seconds without one byte. Retries are spread by `backoff`.
 
-    A connection on which nothing came for `silent` seconds is given up for another one.
+    A connection on which nothing came for `silent` seconds is given up for another one. A server that says when to
+    come back (429 and 503 with Retry-After) is obeyed for `bidden` seconds in all.
     """
 
     seconds: float = 120.0
     silent: float = 30.0
+    bidden: float = 900.0
     backoff: Backoff = Backoff(base=1.0, cap=20.0)
 
 
@@ -58,23 +60,25 @@ async def patiently(
 
     It returns True when done, and False when it came further without being done. Raises Unreachable in the end.
     """
-    attempt, moved_at = 0, trio.current_time()
+    attempt, moved_at, bidden = 0, trio.current_time(), 0.0
     while True:
         try:
             if await work():
                 return
-            attempt, moved_at = 0, trio.current_time()
+            attempt, moved_at, bidden = 0, trio.current_time(), 0.0
         except Again as again:
             waited = trio.current_time() - moved_at
-            delay = patience.backoff.delay(attempt, random.random(), retry_after=min(again.after, patience.seconds))
-            if waited + delay > patience.seconds:
+            # Who says when to come back is there: that wait does not count, but it does not go on for ever either.
+            after = min(again.after, patience.bidden - bidden)
+            delay = patience.backoff.delay(attempt, random.random(), retry_after=after)
+            if waited + delay - after > patience.seconds:
                 raise Unreachable(
                     f"{what}: {again}; given up after {attempt + 1} tries in {waited:.0f} s",
                     remedy="what was fetched is kept; the next start goes on from there",
                 ) from None
             noted(str(again))
             log.info("a fetch is tried again", what=what, attempt=attempt + 1, delay=round(delay, 1), why=str(again))
-            attempt += 1
+            attempt, moved_at, bidden = attempt + 1, moved_at + after, bidden + after
             await trio.sleep(delay)
 
 
@@ -280,7 +284,7 @@ async def _right(
     if status == 416:
         await start_over(f"{host} has no such part")
     if status in _PASSING or status >= 500:
-        raise Again(f"{host} answers {status}", _retry_after(response))
+        raise Again(f"{host} answers {status}", retry_after(response.headers))
     if status in (404, 410):
         raise Gone(f"{way.url} is not there ({status})", remedy="check the source")
     if status in (401, 403):
@@ -290,8 +294,9 @@ async def _right(
     raise FetchFailed(f"{host} answers {status} for {partial.file.name}", remedy="check the source")
 
 
-def _retry_after(response: httpx.Response) -> float:
-    text = response.headers.get("retry-after", "")
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds after which a server wants to be asked again; 0 where it does not say, or says a date."""
+    text = headers.get("retry-after", "")
     return float(text) if text.isdigit() and len(text) < 6 else 0.0
 
 

@@ -176,6 +176,24 @@ async def test_errors_of_the_hub_pass(tmp_path: Path, hub: Hub) -> None:
     assert (path / "model.safetensors").read_bytes() == WHOLE
 
 
+async def test_a_server_that_says_when_to_come_back_is_obeyed(tmp_path: Path, hub: Hub) -> None:
+    """Longer than anything else would be waited for, as a hub's limits of five minutes are."""
+    hub.files["org/model"] = {"model.safetensors": WHOLE, "config.json": b"{}"}
+    hub.lists[:] = [429]
+    hub.gets[:] = [503]
+    hub.retry_after = "2"
+    began = trio.current_time()
+    await bring(tmp_path, hub)  # with a patience of 1.5 s
+    assert trio.current_time() - began >= 4.0
+
+
+async def test_files_in_folders_and_empty_ones_come_too(tmp_path: Path, hub: Hub) -> None:
+    hub.files["org/model"] |= {"code/deep/__init__.py": b"", "code/deep/model with spaces é.py": b"x = 1"}
+    path = await bring(tmp_path, hub)
+    assert (path / "code" / "deep" / "__init__.py").read_bytes() == b""
+    assert (path / "code" / "deep" / "model with spaces é.py").read_bytes() == b"x = 1"
+
+
 async def test_a_hub_that_stays_away_is_given_up_with_its_words(tmp_path: Path, hub: Hub) -> None:
     hub.lists[:] = [503] * 1000
     with pytest.raises(Unreachable, match=r"hf://org/model: .*answers 503; given up after \d+ tries") as caught:
