@@ -134,7 +134,7 @@ async def _connected(target: Address) -> AsyncIterator[tuple[x509.Certificate, F
                 with trio.fail_after(ANSWER_WITHIN):
                     leaf, stream = await _secured(target, socket)
                     connection = await ws.wrap_client_stream(
-                        nursery, stream, target.host, "/join", max_message_size=MOST_BYTES_STRANGER
+                        nursery, stream, target.authority, "/join", max_message_size=MOST_BYTES_STRANGER
                     )
             except trio.TooSlowError:
                 raise Unavailable(f"{target} did not answer within {ANSWER_WITHIN:g} s") from None

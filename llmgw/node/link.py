@@ -27,6 +27,8 @@ log = structlog.get_logger("llmgw.link")
 
 DIAL_WITHIN = 15.0
 MESSAGE_BYTES = 1 << 20
+#: Seconds: a plane that asks for more is wrong, and an agent that obeyed it would be lost.
+MOST_RETRY_AFTER = 600.0
 
 
 @attrs.frozen
@@ -37,9 +39,13 @@ class Address:
     port: int
     secure: bool
 
+    @property
+    def authority(self) -> str:
+        """Host and port as an URL and a Host header have them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'wss' if self.secure else 'ws'}://{host}:{self.port}"
+        return f"{'wss' if self.secure else 'ws'}://{self.authority}"
 
 
 def address(url: str) -> Address:
@@ -79,7 +85,7 @@ async def dial(to: Address, context: ssl.SSLContext | None, path: str = "/agent"
                 connection = await ws.wrap_client_stream(
                     nursery,
                     watched,  # type: ignore[arg-type] # any stream will do: only an endpoint's name wants more
-                    to.host,
+                    to.authority,
                     path,
                     message_queue_size=16,
                     max_message_size=MESSAGE_BYTES,
@@ -198,7 +204,7 @@ async def keep(
         leader = _named(goodbye) if to is not leader else None
         if leader is None:
             turn += 1
-        pause = backoff.delay(attempt, roll(), retry_after=goodbye.retry_after)
+        pause = backoff.delay(attempt, roll(), retry_after=min(goodbye.retry_after, MOST_RETRY_AFTER))
         log.warning(
             "no stream to the plane", plane=str(to), code=goodbye.code, reason=goodbye.reason, again_in=round(pause, 1)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import ssl
+from itertools import pairwise
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ from trio.testing import MockClock
 
 from llmgw.backoff import Backoff
 from llmgw.errors import BadInput
-from llmgw.node.link import Address, CannotDial, address, dial, keep, why
+from llmgw.node.link import MOST_RETRY_AFTER, Address, CannotDial, address, dial, keep, why
 from llmgw.wire.control import Goodbye
 from llmgw.wire.stream import Frames
 
@@ -66,6 +67,7 @@ def test_a_bad_address_says_how_to_write_it(url: str, words: str) -> None:
 def test_addresses_have_the_agents_port_by_default() -> None:
     assert address("wss://plane") == Address("plane", 7443, True)
     assert str(address("wss://[::1]:1")) == "wss://[::1]:1"
+    assert address("wss://[::1]").authority == "[::1]:7443"
     assert address("ws://127.0.0.1:7") == Address("127.0.0.1", 7, False)
 
 
@@ -99,6 +101,27 @@ def test_an_untrusted_certificate_is_named_and_a_wrong_clock_is_thought_of() -> 
     words = why(ExceptionGroup("", [broken]), Address("plane", 7443, True))
     assert "not valid yet" in words
     assert "clock" in words
+
+
+@pytest.mark.parametrize("asked", [1e9, float("inf"), float("nan"), -5.0])
+async def test_no_plane_can_send_an_agent_away_for_ever(
+    asked: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    async def attempt(to: Address, context: object, carry: object) -> Goodbye:
+        await trio.lowlevel.checkpoint()
+        tried.append(trio.current_time())
+        return Goodbye(code="stopping", reason="the plane stops", retry_after=asked)
+
+    async def carry(frames: Frames) -> Goodbye:
+        raise AssertionError("no stream is opened here")
+
+    monkeypatch.setattr("llmgw.node.link._try", attempt)
+    with trio.move_on_after(2000):
+        await keep([address("wss://a")], lambda: None, carry)
+    assert len(tried) >= 3
+    assert all(later - earlier <= MOST_RETRY_AFTER + 30 for earlier, later in pairwise(tried))
 
 
 async def test_the_leader_that_a_standby_names_is_tried_next(
