@@ -75,6 +75,7 @@ class Kernel:
         self.life = 0  # which agent runs now: the children of earlier ones are init's
         self.killed = False  # the agent was, and only runs on to its next checkpoint
         self.troubled = True
+        self.full_until = 0.0  # of the clock: the disk takes nothing, and removes nothing
         self._pid = 100
         self._nursery: trio.Nursery | None = None
 
@@ -125,7 +126,12 @@ class Kernel:
         self.processes[self._pid] = process
         if self.watcher.step(self, "gate"):
             return seen
-        record(seen)
+        try:
+            record(seen)
+        except OSError:
+            self.end(process, None, signal.SIGKILL)
+            self.processes.pop(seen.pid, None)
+            raise
         if self.killed or self.watcher.step(self, "recorded"):
             return seen
         process.gate = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,11 +60,17 @@ class PaperRecords(Records):
     def write(self, record: Record) -> None:
         if self._kernel.killed or self._kernel.watcher.step(self._kernel, "record"):
             return
+        self._check()
         self._kernel.disk[file_name(record.shard)] = msgspec.json.encode(record)
+
+    def _check(self) -> None:
+        if trio.current_time() < self._kernel.full_until:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     def remove(self, shard: ShardId) -> None:
         if self._kernel.killed or self._kernel.watcher.step(self._kernel, "removing"):
             return
+        self._check()
         self._kernel.disk.pop(file_name(shard), None)
         self._kernel.watcher.step(self._kernel, "removed")
 

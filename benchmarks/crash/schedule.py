@@ -39,6 +39,7 @@ class Schedule:
     seed: int
     nodes: tuple[str, ...]
     faults: tuple[Fault, ...]
+    lingers: float = 10.0  # seconds after the last fault before everything is made well again
 
     def __str__(self) -> str:
         return "\n".join([f"seed {self.seed}, nodes {', '.join(self.nodes)}", *map(str, self.faults)])
@@ -55,6 +56,7 @@ KINDS = {
     "agent killed at": 6,
     "engine killed": 4,
     "machine reboots": 1,
+    "disk full": 2,
     "cut off": 3,
     "cannot speak": 2,
     "cannot hear": 2,
@@ -90,7 +92,7 @@ def drawn(seed: int) -> Schedule:
             step = rng.choice(AGENT_STEPS)
         seconds = rng.choice((0.05, 0.5, 3.0, 9.0, 25.0, 50.0)) * rng.uniform(0.5, 1.5)
         faults.append(Fault(at, kind, rng.choice(nodes), step, seconds, rng.randint(1, 1 << 16)))
-    return Schedule(seed, nodes, tuple(sorted(faults, key=lambda fault: fault.at)))
+    return Schedule(seed, nodes, tuple(sorted(faults, key=lambda fault: fault.at)), rng.choice((0.0, 3.0, 10.0, 40.0)))
 
 
 def shrunk(schedule: Schedule, fails: Callable[[Schedule], bool], tries: int = 200) -> Schedule:

@@ -96,6 +96,7 @@ class Simulation:
                 await trio.sleep_until(fault.at)
                 self.ledger.events += 1
                 self._do(fault)
+            await trio.sleep(self.schedule.lingers)
             await self._heal()
             await self._rest(outcome)
             self._nursery.cancel_scope.cancel()
@@ -136,6 +137,8 @@ class Simulation:
             case "machine reboots":
                 machine.kill_agent(fault.seconds)
                 machine.kernel.reboot()
+            case "disk full":
+                machine.kernel.full_until = trio.current_time() + fault.seconds
             case "cut off":
                 self._for(fault.seconds, machine, up=True, down=True)
             case "cannot speak":
@@ -210,6 +213,7 @@ class Simulation:
         for machine in self.machines.values():
             machine.armed.clear()
             machine.kernel.troubled = False
+            machine.kernel.full_until = 0.0
             machine.absence.call()
             for way in (machine.up, machine.down):
                 way.set(blocked=False, delay=0.001, repeats=False)

@@ -1,0 +1,102 @@
+"""The crash matrix in small: some of its schedules, that it repeats itself, and that it sees what it is there for."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.crash.schedule import KINDS, Fault, Schedule, drawn, shrunk
+from benchmarks.crash.simulation import simulate
+from llmgw.node import tend
+from llmgw.plane import attempts, steps
+
+#: n2 takes everything, is lost with all others while the plane is away, and comes back while a slow store writes
+#: where its shards go.
+RETURNS_WHILE_STORED = Schedule(
+    157,
+    ("n1", "n2", "n3", "n4"),
+    (
+        Fault(0.5, "apply", number=13852),
+        Fault(26.73, "plane killed", seconds=53.0),
+        Fault(31.8, "store slow", seconds=73.73),
+        Fault(81.91, "plane frozen", seconds=68.53),
+    ),
+)
+
+#: A failed attempt's successor is told, and the agent dies before it has written that down.
+DIES_BEFORE_THE_RECORD = Schedule(
+    9,
+    ("n1",),
+    (
+        Fault(0.5, "apply", number=13852),
+        Fault(12.0, "agent killed at", "n1", "record", number=1),
+        Fault(12.0, "engine killed", "n1"),
+    ),
+)
+
+
+@pytest.mark.parametrize("first", range(20_000, 20_048, 6))
+def test_whatever_dies_there_are_never_two_nor_none_nor_one_that_nobody_knows(first: int) -> None:
+    for seed in range(first, first + 6):
+        outcome = simulate(drawn(seed))
+        assert outcome.fine, f"{outcome}\n{drawn(seed)}"
+
+
+def test_a_schedule_takes_the_same_course_twice() -> None:
+    schedule = drawn(7)
+    first, second = simulate(schedule), simulate(schedule)
+    assert first.commands
+    assert first == second
+
+
+def test_a_jump_of_the_machines_clock_decides_nothing() -> None:
+    jumps = tuple(Fault(float(at), "wall clock jumps", number=at) for at in range(1, 80, 3))
+    for seed in (3, 5, 8):
+        schedule = drawn(seed)
+        schedule = attrs.evolve(schedule, faults=tuple(sorted((*schedule.faults, *jumps), key=lambda fault: fault.at)))
+        assert simulate(schedule).commands == simulate(schedule, jumps=False).commands
+
+
+def test_every_kind_of_fault_can_be_done_alone() -> None:
+    for kind in KINDS:
+        faults = (Fault(0.5, "apply", number=13852), Fault(6.0, kind, "n1", "told", 5.0, 3))
+        outcome = simulate(Schedule(1, ("n1", "n2"), faults))
+        assert outcome.fine, f"{kind}: {outcome}"
+
+
+@pytest.mark.parametrize("schedule", [RETURNS_WHILE_STORED, DIES_BEFORE_THE_RECORD])
+def test_what_the_matrix_has_found_before_stays_mended(schedule: Schedule) -> None:
+    outcome = simulate(schedule)
+    assert outcome.fine, outcome
+
+
+def test_it_sees_an_orphan_when_the_plane_forgets_what_a_node_may_still_run() -> None:
+    with mock.patch.object(steps, "_left_behind", return_value={}):
+        assert simulate(RETURNS_WHILE_STORED).orphans
+
+
+def test_it_sees_a_lost_shard_when_the_plane_waits_for_an_attempt_that_no_node_runs() -> None:
+    with mock.patch.object(attempts, "unmentioned", lambda world, *_: (world, ())):
+        assert simulate(DIES_BEFORE_THE_RECORD).lost
+
+
+def test_it_sees_two_of_a_shard_when_the_node_ends_no_process() -> None:
+    async def leave(*_: object, **__: object) -> tuple[None, None]:
+        return None, None
+
+    with mock.patch.object(tend, "clear", leave):
+        outcomes = [simulate(drawn(seed)) for seed in range(20_000, 20_004)]
+        assert any(outcome.duplicates or outcome.orphans for outcome in outcomes)
+
+
+@given(st.integers(0, 1 << 30), st.sets(st.integers(0, 20), min_size=1, max_size=3))
+@settings(max_examples=50)
+def test_a_schedule_is_cut_down_to_the_faults_that_matter(seed: int, needed: set[int]) -> None:
+    schedule = drawn(seed)
+    matter = {schedule.faults[at % len(schedule.faults)] for at in needed}
+    smallest = shrunk(schedule, lambda part: matter <= set(part.faults))
+    assert set(smallest.faults) == matter
