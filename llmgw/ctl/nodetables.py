@@ -221,15 +221,29 @@ def _pcie(gen: int | None, width: int | None, gen_max: int | None, width_max: in
 
 def _foreign(gpus: tuple[GpuView, ...], width: int) -> list[RenderableType]:
     rows = [
-        (number(gpu.index), str(process.pid), clean(process.name), size(process.memory_bytes) or "hidden")
+        (
+            number(gpu.index),
+            str(process.pid),
+            clean(process.name),
+            size(process.memory_bytes) or "hidden",
+            "cannot be told: PID namespace differs" if process.shard == "?" else "",
+        )
         for gpu in gpus
         for process in gpu.processes
-        if not process.shard
+        if process.shard in ("", "?")
     ]
     if not rows:
         return []
-    heads = (Column("GPU", right=True), Column("PID", right=True), Column("NAME"), Column("MEMORY", right=True))
-    return [section("Foreign processes on GPUs", columns(heads, rows, nothing="", width=width))]
+    heads = (
+        Column("GPU", right=True),
+        Column("PID", right=True),
+        Column("NAME"),
+        Column("MEMORY", right=True),
+        Column("WHOSE", extra=1),
+    )
+    unsure = any(row[-1] for row in rows)
+    title = "Processes on GPUs that may be foreign" if unsure else "Foreign processes on GPUs"
+    return [section(title, columns(heads, rows, nothing="", width=width))]
 
 
 _PORTS = (
@@ -284,7 +298,8 @@ def _fabric(reply: NodeReply) -> RenderableType:
         apart = f"not reached: {', '.join(reply.imex.disconnected)}" if reply.imex.disconnected else ""
         differ = f"differs from: {', '.join(reply.imex.mismatch)}" if reply.imex.mismatch else ""
         channels = f"{reply.imex.channels} channels"
-        imex = (reply.imex.state, f"{len(reply.imex.nodes)} nodes", channels, apart, differ)
+        nodes = f"{len(reply.imex.nodes)} node{'s' if len(reply.imex.nodes) != 1 else ''}"
+        imex = (reply.imex.state, nodes, channels, apart, differ)
         pairs.append(("IMEX", ", ".join(filter(None, imex))))
     return fields(pairs)
 

@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from llmgw.errors import Conflict, NotFound
 from llmgw.plane import operate
+from llmgw.plane.checks import Need, refusals
 from llmgw.plane.expect import AFTER, CLEAR, Expectations, in_words, inventory, problems
+from llmgw.plane.rooms import room
 from llmgw.plane.world import Inventory, Node, OpenProblem, Stage, World
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.facts import Gpu, GpuDriver, GpuLoad, Grade, NodeId, Port, Problem
-from tests.plane.worlds import CLOCK, GIB, gpus, hear, register, world
+from tests.plane.worlds import CLOCK, GIB, gpus, hear, model, profile, register, world
 from tests.strategies import registers
 
 N = NodeId("n1")
@@ -220,6 +222,17 @@ def test_confirming_what_is_there_ends_the_complaint_at_once() -> None:
     assert judged(shown, (31, 60, 120))[1] == []
     shown, events = operate.expect(shown, N, False, 130.0, CLOCK + 130)
     assert ([event.kind for event in events], shown.nodes[N].expected) == (["node-not-expected"], None)
+
+
+def test_what_is_missing_and_known_keeps_no_shard_away() -> None:
+    shown, _ = operate.expect(fleet(machine()), N, True, 0.0, CLOCK)
+    shown, _ = judged(hear(shown, "n1", machine(gpu=7), 10.0), (10, 25))
+    needy = Need.of(model(of=profile(gpus=1)))
+    assert [r.check for r in refusals(room(shown.nodes[N], (), 26.0), needy)] == ["node-health"]
+    assert [*refusals(room(shown.nodes[N], (), 26.0), Need.of(model(of=profile(threads=1))))] == []
+    shown, _ = operate.acknowledge(shown, N, "node", "fewer-gpus", 3600.0, 26.0, CLOCK + 26)
+    shown, _ = judged(shown, (30, 35))
+    assert [*refusals(room(shown.nodes[N], (), 36.0), needy)] == []
 
 
 def test_a_node_that_is_not_there_cannot_be_confirmed() -> None:

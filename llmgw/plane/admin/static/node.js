@@ -55,7 +55,7 @@ function host(node) {
     ["Driver", [node.driver, node.cuda && `CUDA ${node.cuda}`, node.why_no_gpus].filter(Boolean).join(", ")],
     ["Expected", node.expected ? `${node.expected.text} (confirmed ${new Date(node.expected.clock * 1000).toLocaleDateString()})` : "as its peers have it"],
     ["Clock", clockWords(node)],
-    ["IMEX", imex ? [imex.state, `${(imex.nodes ?? []).length} nodes`, `${imex.channels ?? 0} channels`,
+    ["IMEX", imex ? [imex.state, `${(imex.nodes ?? []).length} node${imex.nodes?.length === 1 ? "" : "s"}`, `${imex.channels ?? 0} channels`,
       imex.disconnected?.length ? `not connected to ${imex.disconnected.join(", ")}` : "",
       imex.mismatch?.length ? `differs from ${imex.mismatch.join(", ")}` : ""].filter(Boolean).join(", ") : ""],
     ["Subnet managers", node.managers.map(m => `${m.device}: ${m.master ? "master " + m.master.guid : m.error || "no master answers"}`).join("; ")],
