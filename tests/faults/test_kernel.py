@@ -104,6 +104,14 @@ def settled(agent: Shards, machine: Machine) -> bool:
     )
 
 
+async def rest(agent: Shards, machine: Machine) -> None:
+    """Wait until it is at rest, and what was told of that is heard."""
+    with trio.fail_after(20):
+        while not settled(agent, machine):  # noqa: ASYNC110 - processes of two kernels tell nobody
+            await trio.sleep(0.01)
+        await trio.sleep(0.05)
+
+
 @asynccontextmanager
 async def agent_on(machine: Machine, told: list[Told]) -> AsyncIterator[Shards]:
     """One agent on it, killed when the block ends: what it started stays."""
@@ -134,6 +142,7 @@ async def play(machine: Machine, steps: list[str]) -> Course:
     step = next(waiting, None)
     while step is not None:
         async with agent_on(machine, told) as agent:
+            await rest(agent, machine)
             while step is not None:
                 word, _, number = step.partition(" ")
                 match word:
@@ -146,10 +155,7 @@ async def play(machine: Machine, steps: list[str]) -> Course:
                     case "kill":
                         for pid in machine.engines():
                             machine.kill(pid)
-                with trio.fail_after(20):
-                    while not settled(agent, machine):  # noqa: ASYNC110 - processes of two kernels tell nobody
-                        await trio.sleep(0.01)
-                    await trio.sleep(0.05)  # what was told is heard
+                await rest(agent, machine)
                 now_is = [(s.generation, str(s.state)) for s in agent.statuses()]
                 course.append((step, told[heard:], now_is, len(machine.engines())))
                 heard = len(told)

@@ -17,7 +17,7 @@ from llmgw.plane import attempts, steps
 #: n2 takes everything, is lost with all others while the plane is away, and comes back while a slow store writes
 #: where its shards go.
 RETURNS_WHILE_STORED = Schedule(
-    157,
+    11,
     ("n1", "n2", "n3", "n4"),
     (
         Fault(0.5, "apply", number=13852),
@@ -25,6 +25,7 @@ RETURNS_WHILE_STORED = Schedule(
         Fault(31.8, "store slow", seconds=73.73),
         Fault(81.91, "plane frozen", seconds=68.53),
     ),
+    lingers=80.0,
 )
 
 #: A failed attempt's successor is told, and the agent dies before it has written that down.
