@@ -192,7 +192,8 @@ _GPUS = (
 def _gpu(gpu: GpuView) -> tuple[Cell, ...]:
     links = f"{gpu.nvlinks_up if gpu.nvlinks_up is not None else '?'}/{gpu.nvlinks}" if gpu.nvlinks else ""
     errors = f"{gpu.ecc_uncorrected} uncorrected" if gpu.ecc_uncorrected else ""
-    fabric = Text("unhealthy", style="red") if gpu.nvlink_healthy is False else ""
+    faults = ", ".join(gpu.nvlink_faults) or "unhealthy"
+    fabric = Text(faults, style="red") if gpu.nvlink_healthy is False else ""
     state = gpu.nvlink_state if gpu.nvlink_state not in ("", "not-supported", "completed") else ""
     remap = word("failed") if gpu.remap_failed else Text("remap pending", style="yellow") if gpu.remap_pending else ""
     return (
