@@ -27,9 +27,7 @@ from tests.plane.admin.sample import NOW, WALL, world
 
 GOLDEN = Path(__file__).parent / "golden"
 TRAFFIC = Traffic({"tiny-0": 3}, {"requests": 12})
-FLAPPED = Event(
-    kind="port-changed", subject="node:gpu-01", text="gpu-01 mlx5_0/1: ACTIVE -> DOWN", clock=WALL, id=6
-)
+FLAPPED = Event(kind="port-changed", subject="node:gpu-01", text="gpu-01 mlx5_0/1: ACTIVE -> DOWN", clock=WALL, id=6)
 HAPPENED = Event(kind="node-lost", subject="node:node-b", text="node-b is lost", clock=WALL, id=7)
 
 
