@@ -86,7 +86,7 @@ def _head(reply: NodeReply) -> RenderableType:
         ("node", Text(row.id, style="bold")),
         ("stage", words(stage(row), f"for {age(row.stage_age)},", heard)),
         ("address", words(row.address, f"({reply.hostname})" if reply.hostname not in ("", row.id) else "")),
-        ("agent", words(row.version, f"facts {age(reply.facts_age)} old" if reply.facts_age is not None else "")),
+        ("agent", words(row.version, f"(facts {age(reply.facts_age)} old)" if reply.facts_age is not None else "")),
         ("labels", ", ".join(f"{key}={value}" for key, value in row.labels.items())),
         ("system", ", ".join(filter(None, (reply.os, reply.kernel, reply.arch)))),
         ("clock there", words(when(reply.node_clock), _ahead(reply.clock_offset))),

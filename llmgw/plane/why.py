@@ -189,7 +189,8 @@ def _standing(world: World, shard: Shard, now: float) -> Standing:
     if node is None or node.stage is not Stage.READY:
         words.append(f"{shard.node} is {'not known' if node is None else node.stage.value}")
     if state is ShardState.FAILED and shard.last_failure is not None:
-        words.append(f"failed {shard.restarts} times in a row: {shard.last_failure.cause or 'no cause known'}")
+        often = "once" if shard.restarts == 1 else f"{shard.restarts} times in a row"
+        words.append(f"failed {often}: {shard.last_failure.cause or 'no cause known'}")
         if shard.not_before is not None and shard.not_before > now:
             words.append(f"tried again in {shard.not_before - now:.0f} s")
     elif shard.restarts:

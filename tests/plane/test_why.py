@@ -143,7 +143,7 @@ def test_a_failing_shard_is_shown_with_its_cause_and_the_next_attempt() -> None:
     here = hear(here, "n1", status("tiny-0-0", 1, ShardState.FAILED, cause="out of memory"), 10.0)
     (standing,) = why(here, TINY, 10.4).standings
     assert standing.state == "failed"
-    assert "failed 1 times in a row: out of memory; tried again in 1 s" in standing.text
+    assert "failed once: out of memory; tried again in 1 s" in standing.text
 
 
 def test_a_fetching_shard_shows_its_progress_and_a_silent_node_its_stage() -> None:
