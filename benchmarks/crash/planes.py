@@ -212,6 +212,14 @@ class Plane:
         except LlmgwError:
             return  # an operator would see it
 
+    async def forget(self, node: NodeId) -> None:
+        """As the API does it."""
+        assert self.fleet is not None
+        assert self.hub is not None
+        hub = self.hub
+        await self.fleet.forget(node)
+        hub.disconnect(node, "revoked", "this node was forgotten")
+
     async def ask(self, node: NodeId) -> None:
         assert self.hub is not None
         self.asking += 1

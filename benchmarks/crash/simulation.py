@@ -172,7 +172,7 @@ class Simulation:
                 if plane.fleet is not None:
                     known = plane.fleet.world.value.nodes.get(node)
                     if known is not None and not known.connected:  # the API refuses to forget another
-                        plane.operate(plane.fleet.forget, node)
+                        plane.operate(plane.forget, node)
             case "ask":
                 plane.operate(plane.ask, node)
             case _:

@@ -242,13 +242,14 @@ async def _unseen(life: Life, why: str, means: Means, book: Book) -> None:
     life.record = record = structs.replace(record, pid=0, started=0)
     await clear(record, grace=0.0, stubborn=_stubborn(life, book))
     means.ports.release(record.shard)
-    if isinstance(life.wish, StartShard) and life.wish.generation == record.generation:
+    wish = life.wish  # as it is now: while the log is read it may become a stop
+    if isinstance(wish, StartShard) and wish.generation == record.generation:
         run = RunName.parse(record.run)
         lines: tuple[str, ...] = ()
         if run is not None:
             lines = await trio.to_thread.run_sync(means.logs.last_lines, record.shard, run, LAST_LINES)
         failure = Failure("ended-unseen", why, "the log may say why", lines=lines)
-        _fail(life, life.wish, failure, book)
+        _fail(life, wish, failure, book)
         await book.write(life)
     else:
         life.record = None

@@ -207,3 +207,33 @@ def test_the_kernel_in_memory_takes_the_course_of_the_real_one(seed: int, state:
     with in_memory():
         pretended = trio.run(in_memory_course, seed, clock=trio.testing.MockClock(autojump_threshold=0))
     assert pretended == real
+
+
+def test_a_stop_that_comes_while_an_unseen_end_is_looked_into_is_no_failure_of_the_agent() -> None:
+    """The crash matrix found it: the order had become a stop by the time that the failure was to be told."""
+    failures: list[str] = []
+
+    async def stopped_after(delay: float) -> None:
+        machine = InMemory(1)
+        HERE.set(machine.kernel)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(machine.kernel.run)
+            await trio.testing.wait_all_tasks_blocked()
+            await play(machine, ["start 1", "crash-and-kill"])
+            agent = machine.agent()
+            with agent.changes.subscribe() as changes:
+                nursery.start_soon(agent.run)
+                await agent.adopted.wait()
+                await trio.sleep(delay)
+                agent.stop(StopShard(shard=SHARD, generation=1))
+                async for status in changes:
+                    failures.append(status.cause_code)
+                    if status.state is ShardState.STOPPED:
+                        break
+            nursery.cancel_scope.cancel()
+
+    with in_memory():
+        for milliseconds in range(60):
+            trio.run(stopped_after, milliseconds / 1000, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert "internal" not in failures
+    assert "ended-unseen" in failures

@@ -15,11 +15,16 @@ import trio
 import trio.testing
 
 from llmgw import pki
+from llmgw.errors import AgentGone
 from llmgw.pki import Role
 from llmgw.plane.admin.connection import GONE_WITHIN
 from llmgw.plane.own import ADMIN_TOKEN, CA
+from llmgw.plane.stream import AgentStream
+from llmgw.wire.agent import Register
 from llmgw.wire.api import ErrorReply, LogsReplyView, NodesReply, StatusReply
+from llmgw.wire.control import Pace
 from llmgw.wire.facts import NodeId
+from tests.fakes.frames import pair
 from tests.plane.admin.rig import Rig, served
 
 pytestmark = pytest.mark.real
@@ -254,6 +259,17 @@ async def test_forgetting_a_node_shuts_its_certificate_out_too(rig: Rig) -> None
         certs = (await http.get("/api/v1/certs")).json()["certs"]
         assert error(await http.get("/api/v1/nodes/node-b")) == (404, "not-found")
     assert [(cert["name"], cert["state"]) for cert in certs] == [("node-b", "revoked")]
+
+
+async def test_a_node_that_connects_while_it_is_being_forgotten_loses_that_stream(rig: Rig) -> None:
+    """Or it would go on over a stream that speaks for nobody, and never register again."""
+    ours, _theirs = pair()
+    stream = AgentStream(ours, Register(node=NodeId("node-b"), version="1"), number=99, address="192.0.2.9")
+    with rig.hub.attached(stream):
+        async with rig.client() as http:
+            assert (await http.post("/api/v1/nodes/node-b/forget")).status_code == 200
+        with pytest.raises(AgentGone):
+            rig.hub.tell(NodeId("node-b"), Pace(heartbeat=5.0))
 
 
 MODELS = """

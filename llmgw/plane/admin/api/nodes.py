@@ -105,6 +105,8 @@ def blueprint(admin: Admin) -> Blueprint:
         with suppress(NotFound):
             await admin.authority.revoke(name, "the node was forgotten")
         await fleet.forget(node.id)
+        # It may have connected while that was stored: its stream speaks for nobody any more.
+        admin.hub.disconnect(node.id, "revoked", "this node was forgotten; to return it must join again")
         return answer(DoneReply(text=f"{name} is forgotten; to return it must join again"))
 
     @part.post("/nodes/<name>/revoke")
