@@ -50,6 +50,9 @@ def _share(kind: float, words: str) -> Callable[[Callable[..., object]], Callabl
 @click.command("fabric-test")
 @click.argument("nodes", nargs=-1, shell_complete=node_names)
 @click.option("--all", "everybody", is_flag=True, help="Every pair of the fleet, or of the nodes given.")
+@click.option(
+    "--nodes", "listed", default="", metavar="A,B,...", help="With --all: only these, as the arguments say too."
+)
 @click.option("--search", is_flag=True, help="Not every pair: only as many rounds as finding the bad part takes.")
 @click.option("--resume", is_flag=True, help="Go on with a test of the fleet that was cut short.")
 @click.option("--fabric", default="", metavar="LABEL", help="With --all: only nodes with a port on this fabric.")
@@ -72,6 +75,7 @@ def _share(kind: float, words: str) -> Callable[[Callable[..., object]], Callabl
 def fabric_test(
     nodes: tuple[str, ...],
     everybody: bool,
+    listed: str,
     search: bool,
     resume: bool,
     fabric: str,
@@ -106,6 +110,7 @@ def fabric_test(
     """
     from llmgw.rdma.results import Parameters
 
+    nodes = (*nodes, *filter(None, (name.strip() for name in listed.split(","))))
     whole = everybody or search or resume or bool(fabric)
     if history:
         _history(nodes, output)
