@@ -39,6 +39,8 @@ QUICK = Settings(
     resend=4.0,
 )
 HEARTBEAT = 2.0
+#: A plane or an agent that is cancelled as a whole has no task left after so many seconds.
+ENDS_WITHIN = 5.0
 
 
 class Shelf(MemoryStore):
@@ -106,6 +108,7 @@ class Plane:
         self._ledger = ledger
         self._scope = trio.CancelScope()
         self._killed = False
+        self._killed_at = 0.0
         self._nursery: trio.Nursery | None = None
         self._listener: Listener | None = None
         self._wires: set[Wire] = set()
@@ -116,6 +119,8 @@ class Plane:
 
     def kill(self, back_after: float) -> None:
         self.absence.last(back_after)
+        if not self._killed:
+            self._killed_at = trio.current_time()
         self._killed = True
         self._scope.cancel()
 
@@ -166,6 +171,8 @@ class Plane:
             self._killed = False
             with trio.CancelScope() as self._scope:
                 await self._lead()
+            if trio.current_time() - self._killed_at > ENDS_WITHIN and self._killed:
+                self._ledger.wrong("tasks of a plane that was killed went on")
             for wire in list(self._wires):
                 wire.die()
             self._wires.clear()

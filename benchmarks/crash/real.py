@@ -199,8 +199,8 @@ class Killer:
         return frozenset(shown)
 
 
-async def kill_often(kills: int, seed: int, tally: Tally, root: Path) -> None:
-    """So many kills on one rig; raises AssertionError when it does not come to rest."""
+async def kill_often(kills: int, seed: int, tally: Tally, root: Path, until: float) -> None:
+    """So many kills on one rig, as far as time allows; raises AssertionError when it does not come to rest."""
     async with rig(root, nodes=2) as fleet:
         source = write_tiny(root / "tiny.gguf")
         killer = Killer(fleet, random.Random(seed), tally, replicas=2, source=source)
@@ -208,18 +208,22 @@ async def kill_often(kills: int, seed: int, tally: Tally, root: Path) -> None:
             nursery.start_soon(killer.watch)
             await killer.apply()
             await killer.rest("the first start")
-            while tally.kills.total() < kills and not tally.duplicates:
+            said = time.monotonic()
+            while tally.kills.total() < kills and not tally.duplicates and time.monotonic() < until:
                 await killer.round()
+                if time.monotonic() - said > 60:
+                    said = time.monotonic()
+                    print(f"  {tally.kills.total()} kills in {tally.rounds} rounds, found: {tally.found}", flush=True)
             nursery.cancel_scope.cancel()
 
 
-def killed(kills: int, seed: int = 1) -> int:
-    """Run the real half and print its table; how much was found."""
+def killed(kills: int, seed: int = 1, minutes: float = 120.0) -> int:
+    """Run the real half and print its table; how much was found. No round begins after so many minutes."""
     print(f"over real processes (a plane, two agents, llama-server), {kills} times SIGKILL:", flush=True)
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="llmgw-crash-") as root:
         try:
-            trio.run(kill_often, kills, seed, tally, Path(root))
+            trio.run(kill_often, kills, seed, tally, Path(root), began + 60 * minutes)
         except* AssertionError as error:
             print(error.exceptions[0])
     each = ", ".join(f"{what} {count}" for what, count in sorted(tally.kills.items()))
