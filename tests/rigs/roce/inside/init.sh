@@ -13,8 +13,8 @@ $box mount -t overlay -o lowerdir=/host,upperdir=/memory/upper,workdir=/memory/w
 release=$($box uname -r)
 $box mkdir -p /root/lib/modules/$release /root/share
 $box cp -a /lib/modules/$release/. /root/lib/modules/$release/
-for place in tmp run; do $box mount -t tmpfs tmpfs /root/$place; done
-$box chmod 1777 /root/tmp
+# Not over /tmp: the project itself may lie there. What a guest writes there stays in its memory all the same.
+$box mount -t tmpfs tmpfs /root/run
 $box mkdir -p /root/run/netns /root/run/guest
 $box cp /up.sh /execd.py /root/run/guest/
 $box mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none share /root/share || echo "guest: no shared folder"
