@@ -92,7 +92,9 @@ def check(config: Path | None, directory: Path | None) -> None:
 def run(config: Path | None, directory: Path | None) -> None:
     """Run the agent until it is stopped. Engines go on without it."""
     from llmgw.node.spare import NEEDLESS, without
+    from llmgw.process import share_heap
 
+    share_heap()
     with without(*NEEDLESS):
         import httpcore  # noqa: F401  # httpx would load it, and what it takes along, with its first client
         import trio

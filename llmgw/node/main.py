@@ -40,6 +40,7 @@ from llmgw.node.stream import Beats, Duties, PlaneStream
 from llmgw.node.survey import Survey
 from llmgw.node.weights.cache import Cache
 from llmgw.node.weights.peers import Peers
+from llmgw.process import give_back
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import (
     DoctorReply,
@@ -184,6 +185,7 @@ class Node:
         while True:
             await self.installed.look()
             self.looked.set()
+            give_back()
             await trio.sleep(INSTALLS_EVERY)
 
     async def _known(self) -> None:
@@ -284,7 +286,10 @@ def assemble(settings: NodeSettings) -> Node:
         return await logs.answer(request)
 
     async def answer_doctor(request: DoctorRequest, _say: Say) -> DoctorReply:
-        return await doctor(settings, request.only)
+        try:
+            return await doctor(settings, request.only)
+        finally:
+            give_back()
 
     return Node(
         settings=settings,

@@ -25,7 +25,7 @@ from tests.fakes.sysfs import Machine, hgx
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 #: What the whole agent may take beside engines, in bytes.
-MOST_MEMORY = 60_000_000
+MOST_MEMORY = 60 << 20
 
 
 @attrs.frozen
