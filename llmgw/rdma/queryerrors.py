@@ -158,15 +158,25 @@ class ErrorRate:
         return "warn" if self.grown or self.stuck else "good"
 
 
-def compare(before: PortCounters | None, after: PortCounters, gbps: float | None, seconds: float) -> ErrorRate:
+#: What a switch counts at any of its ports while a way out of the fabric is being changed: packets that were under way.
+OF_CHANGE = frozenset({"PortXmitDiscards"})
+
+
+def compare(
+    before: PortCounters | None,
+    after: PortCounters,
+    gbps: float | None,
+    seconds: float,
+    ignored: frozenset[str] = frozenset(),
+) -> ErrorRate:
     """What happened on one port between two readings `seconds` apart.
 
-    `before` None: the port had nothing to report then, so every counter was 0.
+    `before` None: the port had nothing to report then, so every counter was 0. `ignored` counters are not judged.
     """
     grown: dict[str, int] = {}
     stuck: list[str] = []
     for name, value in after.counters.items():
-        if name in NOT_ERRORS:
+        if name in NOT_ERRORS or name in ignored:
             continue
         if name in MAXIMA and value >= MAXIMA[name]:
             stuck.append(name)

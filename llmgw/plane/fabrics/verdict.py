@@ -220,16 +220,19 @@ def _errors(
     earlier = before is not None and before.counters is not None and before.counters_at is not None
     was = {(one.guid, one.port): one for one in (before.counters or ()) if before} if before is not None else {}
     seconds = new.counters_at - (before.counters_at or 0.0) if before is not None and earlier else 0.0
+    # Cables that were moved or cut meanwhile make switches elsewhere drop what was on its way there.
+    rewired = before is not None and {link.ends for link in before.links} != {link.ends for link in new.links}
+    ignored = queryerrors.OF_CHANGE if rewired else frozenset[str]()
     for one in new.counters:
         node, link = nodes.get(one.guid), ends.get((one.guid, one.port))
         # Counters of a port without a cable, or of an aggregation node, are nobody's fault.
         if node is None or link is None or node.kind not in ("switch", "host"):
             continue
-        rate = queryerrors.compare(was.get((one.guid, one.port)), one, link.rate, seconds)
+        rate = queryerrors.compare(was.get((one.guid, one.port)), one, link.rate, seconds, ignored)
         there = old_ends.get((one.guid, one.port))
         # Over a time in which the cable was out, counters tell of that and not of the cable.
         if not earlier or there is None or there.ends != link.ends:
-            rate = queryerrors.compare(one, one, link.rate, 0.0)  # only what stands at its maximum
+            rate = queryerrors.compare(one, one, link.rate, 0.0, ignored)  # only what stands at its maximum
         if rate.grade == "good":
             continue
         about = Change(kind="", text="", nodes=(link.a, link.b), ports=link.ends)

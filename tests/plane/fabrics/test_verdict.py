@@ -79,6 +79,14 @@ def test_counters_over_a_time_in_which_the_cable_was_out_say_nothing_of_the_cabl
     assert verdict(counted(300.0, PortXmitDiscards=700), counted=before).faults == ()
 
 
+def test_packets_dropped_while_cables_elsewhere_were_moved_are_no_fault_and_bit_errors_still_are() -> None:
+    a, b = link(TREE, host_guid(3, 0), 1), link(TREE, host_guid(3, 1), 1)
+    elsewhere = replace(swapped(TREE, a, b), counters=(), counters_at=0.0)
+    assert verdict(counted(300.0, PortXmitDiscards=700), counted=elsewhere).faults == ()
+    assert verdict(counted(300.0, PortXmitDiscards=700), counted=counted(0.0)).faults != ()
+    assert verdict(counted(300.0, SymbolErrorCounter=5000), counted=elsewhere).faults != ()
+
+
 def test_a_map_tells_which_strangers_it_shows() -> None:
     found = verdict(TREE, strangers=(host_guid(1, 0) + 1, 0x99))
     assert found.known == (host_guid(1, 0) + 1,)
