@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--vllm", metavar="PROGRAM", help="also run the tests that start a real vLLM: its `vllm` program")
     parser.addoption("--vllm-model", metavar="DIR", help="a small model for those tests, in the hub's layout")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background jobs with SIGINT ignored, and what the tests start would inherit that: Ctrl-C is tested.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
