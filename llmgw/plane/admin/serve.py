@@ -17,7 +17,7 @@ from hypercorn.typing import ConnectionState
 from llmgw.plane.admin.app import Admin, app
 from llmgw.plane.admin.connection import Caller, Plain, Secure
 from llmgw.plane.admin.shim import Shim
-from llmgw.tls import peer_of
+from llmgw.tls import handshake, peer_of
 
 log = structlog.get_logger("llmgw.admin")
 
@@ -77,7 +77,7 @@ async def serve_admin(
                 secure = trio.SSLStream(socket, context(), server_side=True, https_compatible=True)
                 async with handshakes:
                     with trio.fail_after(HANDSHAKE_WITHIN):
-                        await secure.do_handshake()
+                        await handshake(secure)
                 stream, peer = Secure(secure, scope), peer_of(secure)
             state = ConnectionState({"caller": Caller(_address(socket), peer, scope.cancel)})
             await TCPServer(wrapped, config, WorkerContext(None), state, stream).run()  # type: ignore[arg-type]
