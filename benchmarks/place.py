@@ -106,7 +106,7 @@ def one_by_one() -> None:
         choice = rooms.choose(need, model.name)
         assert choice is not None
         spec = ShardSpec(
-            engine="vllm", model=model.name, source=need.source, resources=need.resources, gpus=choice.gpus
+            engine="vllm", model=model.name, source=need.source, resources=need.resources, gpus=choice.members[0].gpus
         )
         rooms.hold(
             Shard(
@@ -114,7 +114,7 @@ def one_by_one() -> None:
                 replica=ReplicaId(f"m0-{number}"),
                 model=model.name,
                 rank=0,
-                node=choice.node,
+                node=choice.nodes[0],
                 generation=1,
                 spec=spec,
                 revision=1,

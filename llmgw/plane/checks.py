@@ -21,19 +21,20 @@ SILENT_INSTALLS = ("llamacpp",)
 
 @attrs.frozen
 class Need:
-    """What one shard asks of a node."""
+    """What one replica asks: the same of each of its `nodes`."""
 
     engine: str
     version: str
     source: str
     resources: Resources
     labels: tuple[tuple[str, str], ...]
+    nodes: int = 1
 
     @classmethod
     def of(cls, model: Model) -> Need:
         profile = model.profile
         labels = tuple(sorted(profile.labels.items()))
-        return cls(profile.engine, profile.engine_version, profile.source, profile.resources, labels)
+        return cls(profile.engine, profile.engine_version, profile.source, profile.resources, labels, profile.nodes)
 
 
 def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterator[Reason]:

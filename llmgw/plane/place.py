@@ -8,7 +8,7 @@ nodes will choose among groups of rooms that reach one another; the checks of on
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import attrs
@@ -20,12 +20,32 @@ from llmgw.wire.facts import ModelName, NodeId, ShardId
 
 
 @attrs.frozen
-class Choice:
-    """The node that takes the shard, the GPUs it takes, and why this one."""
+class Member:
+    """The place of one shard: its node, the GPUs it takes, and what it needs to find the others of its replica.
+
+    `address` is where the others reach it, `ports` are the numbers reserved there, `network` the environment that the
+    wires between them ask for, `rdma` the ports they use. All empty for a replica of one node.
+    """
 
     node: NodeId
     gpus: tuple[str, ...]
+    address: str = ""
+    ports: Mapping[str, int] = attrs.field(factory=dict)
+    network: Mapping[str, str] = attrs.field(factory=dict)
+    rdma: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Choice:
+    """The nodes that take a replica, by rank, and why these. `version`: the engine's, where all must have the same."""
+
+    members: tuple[Member, ...]
     why: str
+    version: str = ""
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(member.node for member in self.members)
 
 
 T = TypeVar("T")
@@ -91,12 +111,18 @@ class Rooms:
             self._count(shard, -1)
             self._touch(shard.node)
 
-    def here(self, node: NodeId, need: Need, shard: ShardId) -> Choice | None:
-        """The place of a shard that starts again on its node, cordoned or not; None when it fits there no more."""
-        found = self.room(node, without=shard)
-        if found is None or next(refusals(found, need, despite_cordon=True), None) is not None:
-            return None
-        return Choice(node, pick(found, need), "it ran here before")
+    def here(self, shards: Sequence[Shard], need: Need) -> Choice | None:
+        """The places of a replica that starts again where it is, cordoned or not; None when it fits there no more.
+
+        `shards` are all of its members, by rank.
+        """
+        members: list[Member] = []
+        for shard in shards:
+            found = self.room(shard.node, without=shard.id)
+            if found is None or next(refusals(found, need, despite_cordon=True), None) is not None:
+                return None
+            members.append(Member(shard.node, pick(found, need)))
+        return Choice(tuple(members), "it ran here before")
 
     def choose(self, need: Need, model: ModelName, avoid: Collection[NodeId] = ()) -> Choice | None:
         """The best node for one more shard of a model, none of `avoid`; None when no node has room."""
@@ -112,7 +138,7 @@ class Rooms:
             return None
         found = self.room(chosen[-1])
         assert found is not None
-        return Choice(chosen[-1], pick(found, need), self._why(found, need, model))
+        return Choice((Member(chosen[-1], pick(found, need)),), self._why(found, need, model))
 
     def refused(self, need: Need) -> tuple[Reason, ...]:
         """Every node's failing checks, by node name."""

@@ -206,7 +206,7 @@ class _Planner:
             return
         need = Need.of(model)
         for shard in outdated:
-            if self.rooms.here(shard.node, need, shard.id) is not None and not self._cordoned(shard):
+            if self.rooms.here((shard,), need) is not None and not self._cordoned(shard):
                 self._leave(shard, f"room is needed for revision {model.revision} of its profile")
                 return
         reasons = self._refused(need)
@@ -246,7 +246,7 @@ class _Planner:
             why = f"{why}; it failed {shard.failed_here} times in a row on {shard.node}; {choice.why}"
             self._start(model, shard, choice, why, moved=True)
             return
-        choice = self.rooms.here(shard.node, need, shard.id)
+        choice = self.rooms.here((shard,), need)
         if choice is not None:
             self._start(model, shard, choice, why, moved=False)
             return
@@ -287,7 +287,7 @@ class _Planner:
                 replica=replica,
                 model=model.name,
                 rank=0,
-                node=choice.node,
+                node=choice.members[0].node,
                 generation=max(self.world.retired.get(id, 0), self.newest.get(id, 0)) + 1,
                 spec=_spec(model, choice),
                 revision=model.revision,
@@ -307,7 +307,7 @@ class _Planner:
     def _start(self, model: Model, shard: Shard, choice: Choice, why: str, *, moved: bool) -> None:
         following = attrs.evolve(
             shard,
-            node=choice.node,
+            node=choice.members[0].node,
             generation=max(shard.generation, self.newest.get(shard.id, 0)) + 1,
             spec=_spec(model, choice),
             revision=model.revision,
@@ -334,7 +334,7 @@ def _spec(model: Model, choice: Choice) -> ShardSpec:
         args=profile.args,
         env=profile.env,
         resources=profile.resources,
-        gpus=choice.gpus,
+        gpus=choice.members[0].gpus,
         context=profile.context,
         ready_within=profile.ready_within,
         grace=profile.grace,

@@ -52,15 +52,35 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ready_within: float = 900.0
     grace: float = 30.0
     labels: dict[str, str] = {}  # a node must have these
+    network: str = ""  # what joins its nodes: "rdma", "nvlink", "tcp"; "": RDMA or NVLink with GPUs, else TCP
+    rails: int = 0  # so many rails must be up on every node; 0: all that its nodes have
+    spread: str = ""  # a label by whose values its replicas are spread: "rack"
+    apart: tuple[ModelName, ...] = ()  # models that never share a node with it
+
+
+class Revision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A profile that a model had, under the number that its shards carry. `clock`: since when."""
+
+    revision: int
+    profile: Profile
+    clock: float = 0.0
 
 
 class Model(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model somebody wants served, by so many replicas. `revision` grows with every change of its profile."""
+    """A model somebody wants served, by so many replicas. `revision` is new with every change of its profile.
+
+    `surge` replicas of a new profile may run beside the old ones while they are replaced; 0: one goes before one comes.
+    `idle` unloads it after so many seconds without a request, and a request loads it again; 0: never. `history` holds
+    the profiles before this one, the newest last: a roll back takes the last of them.
+    """
 
     name: ModelName
     profile: Profile
     replicas: int = 1
     revision: int = 1
+    surge: int = 1
+    idle: float = 0.0
+    history: tuple[Revision, ...] = ()
 
 
 # --- nodes ---------------------------------------------------------------------------------------------
@@ -282,6 +302,27 @@ class Stray:
     status: ShardStatus
 
 
+class Evidence(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the newest bandwidth test between two nodes found. `bad` rails did not work, or far below their ceiling.
+
+    `clock` is the plane's wall clock at the test; its age is shown and judged against `Settings.evidence`.
+    """
+
+    clock: float
+    bad: tuple[str, ...] = ()
+    good: tuple[str, ...] = ()
+    text: str = ""
+
+
+class Learned(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one shard of a kind took at most, in bytes: per GPU, and of the host's memory. `runs` that were measured."""
+
+    gpu_bytes: int = 0
+    memory_bytes: int = 0
+    runs: int = 0
+    clock: float = 0.0
+
+
 @attrs.frozen
 class Frozen:
     """Why no loss is decided now (D2, D3), since when, and until when if nothing new comes."""
@@ -305,6 +346,9 @@ class World:
     version: int = 0
     retired: Map[ShardId, int] = Map()  # the highest generation of shards that are no more: the id may come again (D4)
     masters_changed: Map[tuple[str, str], float] = Map()  # (from, to) GUIDs -> when: one event a fabric, not a port
+    asked: Map[ModelName, float] = Map()  # models that are unloaded when idle -> when one was asked for last
+    evidence: Map[tuple[NodeId, NodeId], Evidence] = Map()  # pairs of nodes by name -> the newest bandwidth test
+    learned: Map[str, Learned] = Map()  # what engines really took, by `memory.key` of how they were run
 
 
 @attrs.frozen
@@ -350,6 +394,8 @@ class Settings:
     hopeless_cap: float = 600.0
     stable: float = 120.0  # a shard that was ready so long is no crash loop any more
     move_after: int = 3  # failures in a row on one node before another one is preferred
+    evidence: float = 7 * 86400.0  # a bandwidth test older than this keeps no replica away
+    pause_after: int = 2  # failures in a row of a new profile's replica pause its rollout
     resend: float = 10.0  # a command that shows no effect is told again
     tick: float = 1.0
     events_kept: int = 10_000

@@ -54,6 +54,8 @@ class ShardStatus(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="sh
     progress: Progress | None = None
     clock: float = 0.0
     command: tuple[str, ...] = ()
+    network: str = ""  # what the engine's log says the members of its replica talk over
+    warning: str = ""  # something that is wrong and no end: sockets where RDMA was meant
 
 
 class Register(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="register"):
@@ -80,6 +82,7 @@ class Register(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="regis
     shards: tuple[ShardStatus, ...] = ()
     labels: dict[str, str] = {}
     epoch: int = 0
+    engine_ports: tuple[int, int] | None = None  # the first and the last port that engines may be given; None: not said
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat"):

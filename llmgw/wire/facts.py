@@ -422,7 +422,9 @@ class ShardSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `source` is where the weights are: a path, or a URL such as hf://org/model@revision. `gpus` are the
     uuids the plane chose. Rank 0 leads a replica of several nodes; `peers` are all members' addresses
-    by rank, `ports` the numbers reserved on this node by purpose ("http", "master", "rpc", ...).
+    by rank, `ports` the numbers reserved on this node by purpose ("http", "master", "rpc", ...), `peer_ports` the same
+    of all members by rank. `network` is the environment that the plane wrote from what it knows of the wires; `rdma`
+    names the ports ("mlx5_0:1") that the members are to reach each other by, none where sockets are meant.
     """
 
     engine: str
@@ -439,6 +441,9 @@ class ShardSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ports: dict[str, int] = {}
     ready_within: float = 900.0  # seconds from exec to health
     grace: float = 30.0  # seconds from SIGTERM to SIGKILL
+    peer_ports: tuple[dict[str, int], ...] = ()
+    network: dict[str, str] = {}
+    rdma: tuple[str, ...] = ()
 
 
 class Progress(Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -95,7 +95,7 @@ def test_a_label_must_be_there_and_the_operators_word_wins(
     here = operate.label(world(register("n1", labels=own)), NodeId("n1"), operators, CLOCK)[0]
     wanted = want(labels={"zone": "a"})
     if fits:
-        assert chosen(here, wanted).node == "n1"
+        assert chosen(here, wanted).members[0].node == "n1"
     else:
         assert one(here, wanted)[::2] == ("labels", "zone=a")
 
@@ -145,19 +145,19 @@ def test_the_engine_must_be_there_or_installable(
     here = world(replace(register("n1"), installs=installs, installable=installable))
     wanted = want(engine="vllm", version=version)
     if why is None:
-        assert chosen(here, wanted).node == "n1"
+        assert chosen(here, wanted).members[0].node == "n1"
     else:
         assert one(here, wanted) == ("engine", why, f"vllm {version}".strip())
 
 
 def test_a_node_that_says_nothing_of_installs_can_install_llamacpp_only() -> None:
-    assert chosen(world(register("n1", engines=())), want(engine="llamacpp")).node == "n1"
+    assert chosen(world(register("n1", engines=())), want(engine="llamacpp")).members[0].node == "n1"
 
 
 def test_threads_are_reserved_by_what_is_placed() -> None:
     here, _ = settle(world(register("n1", threads=4), models=[model(of=profile(threads=3))]))
     assert one(here, want(threads=2)) == ("cpu-threads", "1 of 4 free", "2")
-    assert chosen(here, want(threads=1)).node == "n1"
+    assert chosen(here, want(threads=1)).members[0].node == "n1"
 
 
 def test_memory_is_reserved_by_what_is_placed() -> None:
@@ -168,7 +168,7 @@ def test_memory_is_reserved_by_what_is_placed() -> None:
 def test_memory_that_a_node_keeps_for_its_machine_is_not_offered() -> None:
     told = register("n1", memory=8 * GIB)
     here = world(replace(told, host=replace(told.host, reserved_bytes=2 * GIB)))
-    assert chosen(here, want(memory=6 * GIB)).node == "n1"
+    assert chosen(here, want(memory=6 * GIB)).members[0].node == "n1"
     assert one(here, want(memory=7 * GIB)) == ("memory", "6.0 GiB", "7.0 GiB")
 
 
@@ -178,14 +178,14 @@ def test_memory_that_others_use_is_not_offered_and_what_we_will_use_neither() ->
     assert one(here, want(memory=11 * GIB)) == ("memory", "10.0 GiB", "11.0 GiB")
     (shard,) = here.shards
     here = hear(here, "n1", Heartbeat(shards=(ShardLoad(shard, 0.0, 10 * GIB),)), 6.0)
-    assert chosen(here, want(memory=11 * GIB)).node == "n1"
+    assert chosen(here, want(memory=11 * GIB)).members[0].node == "n1"
 
 
 def test_disk_is_asked_for_only_where_the_weights_are_not() -> None:
     here = world(register("n1", disk=5 * GIB))
     assert one(here, want(disk=6 * GIB)) == ("disk", "5.0 GiB", "6.0 GiB")
     there = (Weights(source="/models/tiny.gguf", complete=True),)
-    assert chosen(hear(here, "n1", Heartbeat(weights=there)), want(disk=6 * GIB)).node == "n1"
+    assert chosen(hear(here, "n1", Heartbeat(weights=there)), want(disk=6 * GIB)).members[0].node == "n1"
     half = (Weights(source="/models/tiny.gguf", complete=False),)
     assert one(hear(here, "n1", Heartbeat(weights=half)), want(disk=6 * GIB))[0] == "disk"
     assert one(hear(here, "n1", Heartbeat(disks=())), want(disk=1))[:2] == ("disk", "unknown")
@@ -201,13 +201,13 @@ def test_a_bad_problem_of_the_node_keeps_shards_away() -> None:
     here = hear(world(register("n1")), "n1", Heartbeat(problems=(sick,)))
     assert one(here, want()) == ("node-health", "driver: hangs", "no bad problem")
     here, _ = operate.acknowledge(here, NodeId("n1"), "node", "driver", 60.0, 0.0, CLOCK)
-    assert chosen(here, want()).node == "n1"
+    assert chosen(here, want()).members[0].node == "n1"
 
 
 @pytest.mark.parametrize("grade", [Grade.NOTE, Grade.WARN, Grade.UNKNOWN])
 def test_only_a_bad_problem_keeps_shards_away(grade: Grade) -> None:
     here = hear(world(register("n1", gpu=1)), "n1", Heartbeat(problems=(replace(BAD, grade=grade),)))
-    assert chosen(here, want(gpus=1)).gpus == ("GPU-n1-0",)
+    assert chosen(here, want(gpus=1)).members[0].gpus == ("GPU-n1-0",)
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_node_without_gpus_says_why() -> None:
 
 def test_a_gpu_with_a_bad_problem_takes_no_shard_and_the_others_do() -> None:
     here = hear(world(register("n1", gpu=2)), "n1", Heartbeat(problems=(BAD,)), 4.0)
-    assert chosen(here, want(gpus=1)).gpus == ("GPU-n1-1",)
+    assert chosen(here, want(gpus=1)).members[0].gpus == ("GPU-n1-1",)
     (reason,) = refused(here, want(gpus=2))
     assert (reason.check, reason.value, reason.age) == ("gpu-health", "xid-79: fell off the bus", 6.0)
 
@@ -241,14 +241,14 @@ def test_a_gpu_that_cannot_be_read_takes_no_shard() -> None:
 def test_a_gpu_without_a_warning_is_taken_first() -> None:
     warn = Problem(subject="gpu:GPU-n1-0", code="hot", grade=Grade.WARN, text="88 C")
     here = hear(world(register("n1", gpu=2)), "n1", Heartbeat(problems=(warn,)))
-    assert chosen(here, want(gpus=1)).gpus == ("GPU-n1-1",)
+    assert chosen(here, want(gpus=1)).members[0].gpus == ("GPU-n1-1",)
 
 
 def test_too_old_a_gpu_is_named_by_its_capability() -> None:
     here = world(register("n1", gpu=gpus(2, node="n1", capability=(8, 6))))
     assert one(here, want(gpus=1, capability=(9, 0))) == ("compute-capability", "8.6", "9.0")
-    assert chosen(here, want(gpus=1, capability=(8, 6))).node == "n1"
-    assert chosen(here, want(gpus=1, capability=(8, 0))).node == "n1"
+    assert chosen(here, want(gpus=1, capability=(8, 6))).members[0].node == "n1"
+    assert chosen(here, want(gpus=1, capability=(8, 0))).members[0].node == "n1"
 
 
 def test_too_small_a_gpu_is_named_by_its_memory() -> None:
@@ -263,7 +263,7 @@ def test_a_bad_problem_with_a_nodes_gpus_keeps_only_shards_with_gpus_away(code: 
     sick = Problem(subject="node", code=code, grade=Grade.BAD, text="hangs")
     here = hear(world(register("n1", gpu=1)), "n1", Heartbeat(problems=(sick,)))
     assert one(here, want(gpus=1)) == ("node-health", f"{code}: hangs", "no bad problem")
-    assert chosen(here, want(threads=1)).node == "n1"
+    assert chosen(here, want(threads=1)).members[0].node == "n1"
 
 
 def test_a_full_disk_keeps_away_what_needs_it() -> None:
@@ -273,8 +273,8 @@ def test_a_full_disk_keeps_away_what_needs_it() -> None:
         return hear(world(kept), "n1", Heartbeat(problems=(sick,)))
 
     assert one(full("weights"), want(source="hf://org/new"))[0] == "node-health"
-    assert chosen(full("weights"), want(source="hf://org/there")).node == "n1"
-    assert chosen(full("weights"), want(source="/models/tiny.gguf")).node == "n1"
+    assert chosen(full("weights"), want(source="hf://org/there")).members[0].node == "n1"
+    assert chosen(full("weights"), want(source="/models/tiny.gguf")).members[0].node == "n1"
     # An engine's record and log are written before it starts.
     assert one(full("state"), want(source="/models/tiny.gguf"))[0] == "node-health"
 
@@ -301,7 +301,7 @@ def test_memory_of_foreign_processes_is_not_offered() -> None:
     (reason,) = refused(busy, want(gpus=1, gpu_memory=40 * GIB))
     assert (reason.check, reason.value, reason.needed) == ("gpu-foreign", "50.0 GiB in use by others", "40.0 GiB")
     assert reason.age == 6.0
-    assert chosen(busy, want(gpus=1, gpu_memory=30 * GIB)).node == "n1"
+    assert chosen(busy, want(gpus=1, gpu_memory=30 * GIB)).members[0].node == "n1"
     assert one(busy, want(gpus=1))[::2] == ("gpu-foreign", "an idle GPU")
 
 
@@ -310,7 +310,7 @@ def test_memory_that_is_measured_without_a_process_to_show_for_it_is_foreign() -
     hidden = hear(here, "n1", Heartbeat(gpus=(GpuLoad("GPU-n1-0", 60 * GIB),)), 4.0)
     assert one(hidden, want(gpus=1, gpu_memory=40 * GIB))[0] == "gpu-foreign"
     idle = hear(here, "n1", Heartbeat(gpus=(GpuLoad("GPU-n1-0", 600 << 20),)), 4.0)
-    assert chosen(idle, want(gpus=1)).node == "n1"
+    assert chosen(idle, want(gpus=1)).members[0].node == "n1"
 
 
 def test_memory_of_a_stray_shard_is_foreign() -> None:
@@ -323,7 +323,7 @@ def test_a_shards_own_memory_does_not_keep_its_next_attempt_away() -> None:
     here = ready(settle(world(register("n1", gpu=1), models=[want(gpus=1)]))[0])
     process = GpuProcess("GPU-n1-0", 7, "vllm", 70 * GIB, "tiny-0-0")
     here = hear(here, "n1", Heartbeat(gpus=(GpuLoad("GPU-n1-0", 70 * GIB),), gpu_processes=(process,)), 4.0)
-    assert Rooms(here, 5.0).here(NodeId("n1"), Need.of(want(gpus=1)), next(iter(here.shards))) is not None
+    assert Rooms(here, 5.0).here(tuple(here.shards.values()), Need.of(want(gpus=1))) is not None
 
 
 def mig_gpu() -> Gpu:
@@ -333,11 +333,11 @@ def mig_gpu() -> Gpu:
 
 def test_mig_devices_stand_for_their_gpu() -> None:
     here = world(register("n1", gpu=(mig_gpu(),)))
-    assert chosen(here, want(gpus=1)).gpus == ("MIG-0",)
+    assert chosen(here, want(gpus=1)).members[0].gpus == ("MIG-0",)
     assert one(here, want(gpus=1, gpu_memory=20 * GIB)) == ("gpu-memory", "10.0 GiB", "20.0 GiB")
     assert one(here, want(gpus=2))[0] == "gpu-fabric"
     busy = hear(here, "n1", Heartbeat(gpu_processes=(GpuProcess("MIG-0", 7, "x", 9 * GIB),)))
-    assert chosen(busy, want(gpus=1)).gpus == ("MIG-1",)
+    assert chosen(busy, want(gpus=1)).members[0].gpus == ("MIG-1",)
     sick = hear(here, "n1", Heartbeat(problems=(BAD,)))
     assert one(sick, want(gpus=1))[0] == "gpu-health"
 
@@ -350,7 +350,7 @@ def with_fabric(**fields: object) -> World:
 def test_gpus_whose_fabric_is_in_progress_work_alone_but_not_together() -> None:
     here = with_fabric(state="in-progress")
     assert one(here, want(gpus=2)) == ("gpu-fabric", "its fabric is not ready (in-progress)", "completed")
-    assert len(chosen(here, want(gpus=1)).gpus) == 1
+    assert len(chosen(here, want(gpus=1)).members[0].gpus) == 1
 
 
 def test_gpus_whose_fabric_never_started_are_of_no_use() -> None:
@@ -360,8 +360,8 @@ def test_gpus_whose_fabric_never_started_are_of_no_use() -> None:
 
 
 def test_a_completed_fabric_is_healthy_whatever_the_fabric_manager_is() -> None:
-    assert len(chosen(with_fabric(state="completed", cluster_uuid="c", clique=4026), want(gpus=2)).gpus) == 2
-    assert len(chosen(with_fabric(state="not-supported"), want(gpus=2)).gpus) == 2
+    assert len(chosen(with_fabric(state="completed", cluster_uuid="c", clique=4026), want(gpus=2)).members[0].gpus) == 2
+    assert len(chosen(with_fabric(state="not-supported"), want(gpus=2)).members[0].gpus) == 2
     assert one(with_fabric(state="completed", status=15), want(gpus=2))[0] == "gpu-fabric"
 
 
@@ -377,7 +377,7 @@ def test_every_failed_check_of_a_node_is_told() -> None:
 def test_a_node_that_has_the_weights_comes_first() -> None:
     there = (Weights(source="/models/tiny.gguf", complete=True),)
     here = world(register("n1", gpu=1), replace(register("n2", gpu=8), weights=there))
-    assert chosen(here, want(gpus=1)).node == "n2"
+    assert chosen(here, want(gpus=1)).members[0].node == "n2"
     assert "the weights are there" in chosen(here, want(gpus=1)).why
 
 
@@ -390,17 +390,17 @@ def test_replicas_of_a_model_are_spread_before_nodes_are_filled() -> None:
 
 def test_the_tightest_fit_wins() -> None:
     here = world(register("n1", gpu=8), register("n2", gpu=2), register("n3", gpu=4))
-    assert chosen(here, want(gpus=2)).node == "n2"
-    assert chosen(here, want(gpus=3)).node == "n3"
+    assert chosen(here, want(gpus=2)).members[0].node == "n2"
+    assert chosen(here, want(gpus=3)).members[0].node == "n3"
 
 
 def test_an_installed_engine_is_preferred_to_an_installable_one() -> None:
     here = world(replace(register("n1", engines=()), installable=("vllm",)), register("n2", threads=64))
-    assert chosen(here, want(engine="vllm", threads=1)).node == "n2"
+    assert chosen(here, want(engine="vllm", threads=1)).members[0].node == "n2"
 
 
 def test_equals_are_chosen_by_name() -> None:
-    assert chosen(world(register("n2"), register("n1")), want(threads=1)).node == "n1"
+    assert chosen(world(register("n2"), register("n1")), want(threads=1)).members[0].node == "n1"
 
 
 # --- properties ------------------------------------------------------------------------------------------
@@ -451,17 +451,17 @@ def test_choosing_by_index_is_choosing_by_the_rule(
     for number, (name, gpu, threads) in enumerate(asked):
         wanted = model(name, of=profile(source=name, gpus=gpu, threads=threads))
         choice = rooms.choose(Need.of(wanted), wanted.name)
-        assert (choice.node if choice else None) == brute(here, wanted, 1.0)
+        assert (choice.nodes[0] if choice else None) == brute(here, wanted, 1.0)
         if choice is None:
             assert {r.node for r in rooms.refused(Need.of(wanted))} == set(here.nodes)
             continue
-        assert len(choice.gpus) == gpu
+        assert len(choice.members[0].gpus) == gpu
         placed, _ = settle(attrs.evolve(world(), models=Map({wanted.name: wanted}), nodes=here.nodes), 1.0)
         shard = attrs.evolve(
             next(iter(placed.shards.values())),
             id=ShardId(f"{name}-{number}-0"),
-            node=choice.node,
-            spec=replace(next(iter(placed.shards.values())).spec, gpus=choice.gpus),
+            node=choice.nodes[0],
+            spec=replace(next(iter(placed.shards.values())).spec, gpus=choice.members[0].gpus),
         )
         rooms.hold(shard)
         here = attrs.evolve(here, shards=here.shards.set(shard.id, shard))

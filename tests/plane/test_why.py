@@ -195,4 +195,4 @@ def test_what_operators_can_change_is_enough_where_it_is_all_that_is_named(
         changed = operate.label(changed, best, {"zone": "a"}, CLOCK)[0]
     choice = place(changed, wanted, 1.0)
     assert isinstance(choice, Choice)
-    assert choice.node == best
+    assert choice.nodes == (best,)

@@ -32,12 +32,16 @@ class Objection:
 
 @attrs.frozen
 class Found:
-    """An engine's program on this node: how to call it, its version, and what its environment needs."""
+    """An engine's program on this node: how to call it, its version, and what its environment needs.
+
+    `programs` are others that came with it, by name: llama.cpp's "rpc-server".
+    """
 
     engine: str
     command: tuple[str, ...]
     version: str = ""
     env: Mapping[str, str] = attrs.field(factory=dict)
+    programs: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen

