@@ -173,7 +173,8 @@ class Fleet:
         models = models_of(text, name)
         applied = _compared(self.world.value.models, revised(self.world.value.models, models))
         if not dry_run:
-            await self._change(lambda world: operate.want(world, revised(world.models, models), self._wall()))
+            clock = self._wall()
+            await self._change(lambda world: operate.want(world, revised(world.models, models, clock), clock))
         return applied
 
     async def cordon(self, node: NodeId, on: bool) -> None:

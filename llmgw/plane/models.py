@@ -9,6 +9,8 @@ resources = { cpu_threads = 1, memory = "512MiB" }
 name = "tiny"
 profile = "small"       # or a table of its own; every key of a profile may also stand here and wins
 replicas = 2
+surge = 1               # so many replicas of a changed profile may run beside the old ones while they are replaced
+idle = "30m"            # unloaded after so long without a request; the next one loads it again
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from immutables import Map
+from msgspec.structs import replace
 
-from llmgw.plane.world import Model, Profile, slug
+from llmgw.plane.world import Model, Profile, Revision, slug
 from llmgw.toml import Bytes, Seconds, Table, near, read_toml
 from llmgw.wire.facts import ModelName, Resources
 
@@ -27,6 +30,10 @@ from llmgw.wire.facts import ModelName, Resources
 ENGINES = ("llamacpp", "sglang", "vllm")
 #: How people write them too.
 ALIASES = {"llama.cpp": "llamacpp", "llama-cpp": "llamacpp", "vLLM": "vllm", "SGLang": "sglang"}
+
+#: What may join the nodes of a replica, and how people write it too.
+NETWORKS = ("rdma", "nvlink", "tcp")
+_MEANT = {"infiniband": "rdma", "ib": "rdma", "roce": "rdma", "nvl": "nvlink", "mnnvl": "nvlink", "ethernet": "tcp"}
 
 #: How a profile's keys are written, and as what.
 _PROFILE: Mapping[str, object] = {
@@ -40,6 +47,17 @@ _PROFILE: Mapping[str, object] = {
     "ready_within": Annotated[float, "seconds"],
     "grace": Seconds,
     "labels": Mapping[str, str],
+    "network": str,
+    "rails": int,
+    "spread": str,
+    "apart": tuple[str, ...],
+}
+#: The numbers among them, and the least and most that can be meant.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "context": (1, 1 << 40),
+    "nodes": (1, 256),
+    "ready_within": (0.1, 7 * 86400.0),
+    "rails": (0, 64),
 }
 _RESOURCES: Mapping[str, tuple[str, object]] = {
     "gpus": ("gpus", int),
@@ -50,7 +68,11 @@ _RESOURCES: Mapping[str, tuple[str, object]] = {
 }
 _PROFILE_KEYS = (*_PROFILE, "resources")
 _RESOURCE_KEYS = (*_RESOURCES, "compute_capability")
-_MOST_REPLICAS = 10_000
+MOST_REPLICAS = 10_000
+#: A shorter time without a request is a pause between two questions.
+_LEAST_IDLE = 1.0
+#: So many profiles that a model had are kept, to roll back to.
+KEPT = 5
 
 #: A model's name goes into URLs, file names, environment variables and shard ids. A slash is common in names of hubs.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,94}[A-Za-z0-9])?")
@@ -72,21 +94,32 @@ def models_of(text: str, name: str = "models.toml") -> tuple[Model, ...]:
             same = "two models are" if other.name == model.name else f"the models {other.name!r} and {model.name!r} are"
             words = f"{same} called {model.name!r}" if other.name == model.name else f"{same} one in names of files"
             raise entry.error(words, "name", remedy="every model needs its own name")
+    for entry, model in zip(table.tables("models"), list(found.values()), strict=True):
+        _apart(entry, model, [str(known.name) for known in found.values()])
     return tuple(sorted(found.values(), key=lambda model: model.name))
 
 
-def revised(before: Map[ModelName, Model], wanted: tuple[Model, ...]) -> Map[ModelName, Model]:
-    """The wanted models with revisions: one more where a profile differs from the model there was."""
+def revised(before: Map[ModelName, Model], wanted: tuple[Model, ...], clock: float = 0.0) -> Map[ModelName, Model]:
+    """The wanted models with revisions: a new one where a profile differs from the model there was.
+
+    What a model was before is kept in its history, the last few of them; `clock` (Unix seconds) is when it ended.
+    """
     after: dict[ModelName, Model] = {}
     for model in wanted:
         was = before.get(model.name)
-        revision = 1 if was is None else was.revision + (was.profile != model.profile)
-        after[model.name] = Model(name=model.name, profile=model.profile, replicas=model.replicas, revision=revision)
+        if was is None:
+            after[model.name] = replace(model, revision=1, history=())
+        elif was.profile == model.profile:
+            after[model.name] = replace(model, revision=was.revision, history=was.history)
+        else:
+            ended = Revision(revision=was.revision, profile=was.profile, clock=clock)
+            history = (*was.history, ended)[-KEPT:]
+            after[model.name] = replace(model, revision=was.revision + 1, history=history)
     return Map(after)
 
 
 def _model(table: Table, profiles: Mapping[str, dict[str, Any]]) -> Model:
-    table.refuse_unknown(("name", "replicas", "profile", *_PROFILE_KEYS))
+    table.refuse_unknown(("name", "replicas", "surge", "idle", "profile", *_PROFILE_KEYS))
     name = str(table.value("name", str))
     if not _NAME.fullmatch(name) or "//" in name or ".." in name:
         raise table.error(
@@ -95,9 +128,19 @@ def _model(table: Table, profiles: Mapping[str, dict[str, Any]]) -> Model:
             remedy="use up to 96 letters, digits, and . _ - / between them",
         )
     replicas = table.value("replicas", int) if "replicas" in table.values else 1
+    surge = table.value("surge", int) if "surge" in table.values else 1
+    idle = table.value("idle", Seconds) if "idle" in table.values else 0.0
     assert isinstance(replicas, int)
-    if not 0 <= replicas <= _MOST_REPLICAS:
-        raise table.error(f"{replicas} replicas cannot be meant", "replicas", remedy=f"give 0 to {_MOST_REPLICAS}")
+    assert isinstance(surge, int)
+    assert isinstance(idle, float | int)
+    if not 0 <= replicas <= MOST_REPLICAS:
+        raise table.error(f"{replicas} replicas cannot be meant", "replicas", remedy=f"give 0 to {MOST_REPLICAS}")
+    if not 0 <= surge <= MOST_REPLICAS:
+        remedy = f"give 0 to {MOST_REPLICAS}; 0 stops one replica before its successor starts"
+        raise table.error(f"a surge of {surge} cannot be meant", "surge", remedy=remedy)
+    if idle and not idle >= _LEAST_IDLE:
+        remedy = f"give {_LEAST_IDLE:g} s or more, or 0 for a model that stays loaded"
+        raise table.error(f"{idle:g} s without a request are no idle time", "idle", remedy=remedy)
     base: dict[str, Any] = {}
     profile = table.values.get("profile")
     if isinstance(profile, dict):
@@ -119,7 +162,23 @@ def _model(table: Table, profiles: Mapping[str, dict[str, Any]]) -> Model:
     resources = Resources(**merged.pop("resources"))
     if resources.gpu_memory_bytes and not resources.gpus:
         raise table.error("gpu_memory is asked for, but no GPUs", "resources", remedy="set gpus as well")
-    return Model(name=ModelName(name), profile=Profile(**merged, resources=resources), replicas=replicas)
+    made = Profile(**merged, resources=resources)
+    if made.network == "tcp" and made.rails:
+        raise table.error(
+            f"{made.rails} rails are asked for, but its nodes are joined by TCP",
+            "rails" if "rails" in table.values else "network",
+            remedy='rails are RDMA\'s: set network = "rdma", or leave rails out',
+        )
+    return Model(name=ModelName(name), profile=made, replicas=replicas, surge=surge, idle=float(idle))
+
+
+def _apart(table: Table, model: Model, known: list[str]) -> None:
+    """Raise for a model to keep away from that the document does not have: a slip of the pen would let them meet."""
+    for name in model.profile.apart:
+        if name not in known:
+            meant = near(name, known)
+            remedy = f"did you mean {meant!r}?" if meant else f"known models are: {', '.join(sorted(known))}"
+            raise table.error(f"there is no model {name!r} to stay apart from", "apart", remedy=remedy)
 
 
 def _profile(table: Table) -> dict[str, Any]:
@@ -134,15 +193,17 @@ def _profile(table: Table) -> dict[str, Any]:
         meant = near(found["engine"], ENGINES)
         remedy = f"did you mean {meant!r}?" if meant else f"use one of {', '.join(ENGINES)}"
         raise table.error(f"there is no engine {found['engine']!r}", "engine", remedy=remedy)
-    for key, least in (("context", 1), ("nodes", 1), ("ready_within", 0.1)):
-        if key in found and found[key] < least:
-            raise table.error(f"{found[key]:g} cannot be meant", key, remedy=f"give {least:g} or more")
-    if found.get("nodes", 1) > 1:
-        raise table.error(
-            f"a replica over {found['nodes']} nodes cannot be placed",
-            "nodes",
-            remedy="use GPUs of one node (nodes = 1)",
-        )
+    for key, (least, most) in _RANGES.items():
+        if key in found and not least <= found[key] <= most:
+            remedy = f"give {least:g} or more" if found[key] < least else f"give {most:.0f} or less"
+            raise table.error(f"{found[key]:g} cannot be meant", key, remedy=remedy)
+    if "network" in found:
+        found["network"] = _network(table, found["network"])
+    if "spread" in found and (found["spread"] != found["spread"].strip() or "=" in found["spread"]):
+        remedy = 'give the label\'s name alone, as in spread = "rack"'
+        raise table.error(f"{found['spread']!r} cannot be a label's name", "spread", remedy=remedy)
+    if "apart" in found:
+        found["apart"] = tuple(dict.fromkeys(ModelName(name) for name in found["apart"]))
     if "source" in found and not found["source"].strip():
         raise table.error(
             "an empty source says nothing", "source", remedy="give a path or a URL such as hf://org/model"
@@ -158,6 +219,15 @@ def _profile(table: Table) -> dict[str, Any]:
     if "resources" in table.values:
         found["resources"] = _resources(table.table("resources"))
     return found
+
+
+def _network(table: Table, text: str) -> str:
+    """What joins a replica's nodes; "" leaves it to the plane."""
+    if text and text not in NETWORKS:
+        meant = _MEANT.get(text.casefold(), "") or near(text, NETWORKS)
+        remedy = f"did you mean {meant!r}?" if meant else f"use one of {', '.join(NETWORKS)}, or leave it out"
+        raise table.error(f"there is no network {text!r}", "network", remedy=remedy)
+    return text
 
 
 def _resources(table: Table) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from llmgw.plane import expect as expected_state
 from llmgw.plane.event import Event
 from llmgw.plane.health import cleared
 from llmgw.plane.world import Ack, Model, Node, Stage, World
+from llmgw.units import format_duration
 from llmgw.wire.facts import ModelName, NodeId
 
 Changed = tuple[World, tuple[Event, ...]]
@@ -34,14 +35,25 @@ def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
         if old is None:
             say("model-added", name, f"{name}: {new.replicas} replicas are wanted")
         elif old != new:
-            parts = [] if old.replicas == new.replicas else [f"replicas {old.replicas} -> {new.replicas}"]
-            parts += [] if old.revision == new.revision else [f"profile revision {old.revision} -> {new.revision}"]
-            say("model-changed", name, f"{name}: {', '.join(parts)}")
+            say("model-changed", name, f"{name}: {', '.join(_parts(old, new))}")
     for name in sorted(set(world.models) - set(models)):
         say("model-removed", name, f"{name} is wanted no more")
     if not events:
         return world, ()
     return attrs.evolve(world, models=models, version=world.version + 1), tuple(events)
+
+
+def _parts(old: Model, new: Model) -> list[str]:
+    """What differs between a model and the one before, in words."""
+    parts = [] if old.replicas == new.replicas else [f"replicas {old.replicas} -> {new.replicas}"]
+    parts += [] if old.revision == new.revision else [f"profile revision {old.revision} -> {new.revision}"]
+    parts += [] if old.surge == new.surge else [f"surge {old.surge} -> {new.surge}"]
+    parts += [] if old.idle == new.idle else [f"unloaded when idle: {_idle(old)} -> {_idle(new)}"]
+    return parts or ["its history changed"]
+
+
+def _idle(model: Model) -> str:
+    return f"after {format_duration(model.idle)}" if model.idle else "never"
 
 
 def cordon(world: World, id: NodeId, on: bool, clock: float) -> Changed:

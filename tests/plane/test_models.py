@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
+from msgspec.structs import replace
 
 from llmgw.errors import BadInput
 from llmgw.plane.models import models_of, revised
-from llmgw.plane.world import Model, Profile
+from llmgw.plane.world import Model, Profile, Revision
 from llmgw.toml import BadToml
 from llmgw.wire.facts import ModelName, Resources
 from tests.plane.worlds import model, profile
@@ -84,6 +85,42 @@ def test_no_replicas_at_all_may_be_wanted() -> None:
     assert found.replicas == 0
 
 
+def test_a_replica_may_need_several_nodes_and_say_what_joins_them() -> None:
+    small, large = models_of("""
+[profiles.pair]
+engine = "vllm"
+source = "hf://org/large"
+nodes = 2
+network = "rdma"
+rails = 8
+spread = "rack"
+resources = { gpus = 8 }
+
+[[models]]
+name = "large"
+profile = "pair"
+replicas = 3
+surge = 2
+idle = "30m"
+apart = ["a", "large", "a"]
+
+[[models]]
+name = "a"
+profile = "pair"
+nodes = 4
+network = ""
+""")
+    assert large.name == "large"
+    assert (large.profile.nodes, large.profile.network, large.profile.rails, large.profile.spread) == (
+        2,
+        "rdma",
+        8,
+        "rack",
+    )
+    assert (large.profile.apart, large.surge, large.idle) == (("a", "large"), 2, 1800.0)
+    assert (small.profile.nodes, small.profile.network, small.surge, small.idle) == (4, "", 1, 0.0)
+
+
 def test_engines_may_be_written_as_people_write_them() -> None:
     (found,) = models_of('[[models]]\nname = "a"\nengine = "llama.cpp"\nsource = "/m"')
     assert found.profile.engine == "llamacpp"
@@ -122,7 +159,28 @@ BAD = [
     (A + "env = { X = 1 }", "text is due, not the number 1"),
     (A + 'env = { "a b" = "1" }', "'a b' cannot be the name of a variable"),
     (A + "context = 0", "context: 0 cannot be meant: give 1 or more"),
-    (A + "nodes = 2", "a replica over 2 nodes cannot be placed"),
+    (A + "nodes = 0", "nodes: 0 cannot be meant: give 1 or more"),
+    (A + "nodes = 257", "nodes: 257 cannot be meant: give 256 or less"),
+    (A + "rails = -1", "rails: -1 cannot be meant: give 0 or more"),
+    (A + "rails = 65", "rails: 65 cannot be meant: give 64 or less"),
+    (A + 'network = "rmda"', "network: there is no network 'rmda': did you mean 'rdma'?"),
+    (A + 'network = "InfiniBand"', "did you mean 'rdma'?"),
+    (A + 'network = "pigeons"', "use one of rdma, nvlink, tcp, or leave it out"),
+    (A + "network = 1", "network: text is due, not the number 1"),
+    (
+        A + 'network = "tcp"\nrails = 8',
+        "line 6: models[0].rails: 8 rails are asked for, but its nodes are joined by TCP",
+    ),
+    (A + 'spread = "rack=3"', "'rack=3' cannot be a label's name: give the label's name alone"),
+    (A + 'apart = "b"', "apart: a list is due, not the text 'b'"),
+    (A + 'apart = ["b"]', "line 5: models[0].apart: there is no model 'b' to stay apart from"),
+    (A.replace('"a"', '"alpha"') + A + 'apart = ["alfa"]', "did you mean 'alpha'?"),
+    (A + "surge = -1", "surge: a surge of -1 cannot be meant: give 0 to 10000; 0 stops one replica before"),
+    (A + "surge = 0.5", "surge: a whole number is due"),
+    (A + "idle = 0.2", "idle: 0.2 s without a request are no idle time: give 1 s or more, or 0"),
+    (A + 'idle = "soon"', "'soon' is not a duration"),
+    (A + "idel = 60", "unknown key 'idel' in [models[0]]: did you mean 'idle'?"),
+    (A + "network = 'rdma'\nrail = 8", "unknown key 'rail' in [models[0]]: did you mean 'rails'?"),
     (A + "ready_within = 0", "ready_within: 0 cannot be meant"),
     (A + 'ready_within = "soon"', "'soon' is not a duration"),
     (A + 'resources = { memory = "5 lots" }', "'5 lots' is not a size"),
@@ -168,6 +226,12 @@ PIECES = (
     "profiles = 1",
     "args = []",
     "env = 5",
+    "nodes = 2",
+    "rails = 8",
+    'network = "tcp"',
+    'apart = ["a"]',
+    "surge = 0",
+    'idle = "5m"',
     "x = 1",
 )
 toml_like = st.lists(st.sampled_from(PIECES), max_size=12).map("\n".join)
@@ -195,3 +259,30 @@ def test_a_revision_grows_with_the_profile_and_not_with_the_replicas() -> None:
         "c": (1, 1),
     }
     assert set(revised(second, ())) == set()
+
+
+ALONE = ModelName("a")
+
+
+def test_a_changed_profile_leaves_the_one_before_in_the_history() -> None:
+    before = revised(Map(), (model("a"),))
+    assert before[ALONE].history == ()
+    after = revised(before, (model("a", of=profile(threads=2)),), clock=50.0)[ALONE]
+    assert after.history == (Revision(revision=1, profile=before[ALONE].profile, clock=50.0),)
+
+
+def test_more_replicas_or_another_surge_keep_the_history() -> None:
+    models = revised(revised(Map(), (model("a"),)), (model("a", of=profile(threads=2)),), clock=50.0)
+    wanted = replace(model("a", replicas=7, of=profile(threads=2)), surge=3, idle=60.0)
+    found = revised(models, (wanted,), clock=60.0)[ALONE]
+    assert (found.replicas, found.surge, found.idle, found.revision) == (7, 3, 60.0, 2)
+    assert found.history == models[ALONE].history
+
+
+def test_only_the_last_few_profiles_are_kept() -> None:
+    models: Map[ModelName, Model] = Map()
+    for threads in range(1, 10):
+        models = revised(models, (model("a", of=profile(threads=threads)),), clock=float(threads))
+    assert [entry.revision for entry in models[ALONE].history] == [4, 5, 6, 7, 8]
+    assert [entry.profile.resources.cpu_threads for entry in models[ALONE].history] == [4, 5, 6, 7, 8]
+    assert models[ALONE].revision == 9
