@@ -1,3 +1,3 @@
 """Runs LLM engines on GPU fleets joined by InfiniBand or RoCE, and tells why they do not work."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

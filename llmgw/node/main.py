@@ -41,7 +41,7 @@ from llmgw.node.survey import Survey
 from llmgw.node.weights.cache import Cache
 from llmgw.node.weights.peers import Peers
 from llmgw.process import give_back
-from llmgw.wire.agent import Heartbeat, Register
+from llmgw.wire.agent import GANGS, Heartbeat, Register
 from llmgw.wire.control import (
     DoctorReply,
     DoctorRequest,
@@ -143,7 +143,7 @@ class Node:
             seen,
             node=self.name,
             version=__version__,
-            features=features(self.answers),
+            features=tuple(sorted((*features(self.answers), GANGS))),
             problems=(*seen.problems, *self.shards.problems),
             installable=(),
             installs=self.installed.installs,

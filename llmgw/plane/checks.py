@@ -11,6 +11,7 @@ import attrs
 
 from llmgw.plane.rooms import Room, Unit
 from llmgw.plane.world import Model, Node, Reason, Stage
+from llmgw.wire.agent import GANGS
 from llmgw.wire.facts import EngineInstall, InstallState, Resources
 
 GIB = 1 << 30
@@ -71,6 +72,10 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
             yield no(
                 "labels", "" if has is None else f"{name}={has}", f"{name}={value}", f"{words}, not {name}={value}"
             )
+    if need.nodes > 1 and GANGS not in node.facts.features:
+        version = node.facts.version or "unknown"
+        text = f"has an agent of version {version}, which is too old for replicas of several nodes: upgrade its agent"
+        yield no("agent", version, GANGS, text, room.facts_age)
     if words := engine_missing(node, need.engine, need.version):
         wanted = f"{need.engine} {need.version}".strip()
         yield no("engine", words, wanted, f"cannot run {wanted}: {words}", room.facts_age)

@@ -163,3 +163,7 @@ class Join(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="join"):
 
 
 AgentMessage = Register | Heartbeat | ShardStatus | Working | Listening | Reply | RequestFailed | Part | Renew | Join
+
+#: A feature that is no request (A11): this agent starts members of a replica of several nodes, by rank, on ports that
+#: the plane reserves. An agent without it would start each as a whole replica.
+GANGS = "replicas-of-several-nodes"

@@ -12,7 +12,7 @@ from llmgw.plane.fold import fold
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Step, enact
 from llmgw.plane.world import DEFAULT, Model, Profile, Settings, World
-from llmgw.wire.agent import Heartbeat, Register, ShardStatus
+from llmgw.wire.agent import GANGS, Heartbeat, Register, ShardStatus
 from llmgw.wire.facts import (
     Cpu,
     Disk,
@@ -54,6 +54,7 @@ def register(
     return Register(
         node=NodeId(node),
         version="1",
+        features=(GANGS,),
         address=f"{node}.example",
         host=Host(
             hostname=node,
