@@ -212,6 +212,7 @@ class Node:
     clock_offset: float | None = None  # the node's wall clock less ours at receipt, in seconds: shown, never used
     expected: Inventory | None = None  # what an operator confirmed that the node has
     suspects: Map[tuple[str, str], float] = Map()  # what the plane finds and does not yet tell -> since when
+    drain_within: float | None = None  # seconds that shards leaving it may finish; None: `Settings.drain`
 
     @property
     def address(self) -> str:

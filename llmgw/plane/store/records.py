@@ -50,6 +50,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_clock: float = 0.0
     expected: Inventory | None = None
     problems: tuple[ProblemRecord, ...] = ()
+    drain_within: float | None = None
 
 
 class ShardRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,6 +85,7 @@ def node_record(node: Node) -> NodeRecord:
             ProblemRecord(problem=open_.problem, first_clock=open_.first_clock, by_plane=open_.by_plane)
             for _, open_ in sorted(node.problems.items())
         ),
+        drain_within=node.drain_within,
     )
 
 
@@ -134,7 +136,8 @@ class Stored:
         for node in world.nodes.values():
             lost = node.stage is Stage.LOST
             # Loads replace a node with every heartbeat; what is stored of it hardly ever changes.
-            mark = (node.cordoned, node.draining, lost, node.labels, node.acks, node.expected, _gist(node))
+            steered = (node.cordoned, node.draining, node.drain_within)
+            mark = (steered, lost, node.labels, node.acks, node.expected, _gist(node))
             look(NODES + node.id, node, mark, lambda node=node: node_record(node))  # type: ignore[misc]
         for shard in world.shards.values():
             look(SHARDS + shard.id, shard, _Same(shard), lambda shard=shard: shard_record(shard))  # type: ignore[misc]
@@ -216,6 +219,7 @@ def _node(id: NodeId, record: NodeRecord, now: float, clock: float) -> Node:
         stage_at=now,
         cordoned=record.cordoned,
         draining=record.draining,
+        drain_within=record.drain_within,
         labels=Map(record.labels),
         acks=Map(acks),
         first_clock=record.first_clock,

@@ -1,0 +1,48 @@
+"""Draining: how long what leaves may finish what it serves, and when a node is empty. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmgw.plane.event import Event
+from llmgw.plane.world import Node, Settings, Shard, World
+from llmgw.wire.facts import NodeId
+
+
+def within(nodes: Iterable[Node | None], settings: Settings) -> float:
+    """Seconds that a replica on these nodes may finish once it gets no new requests.
+
+    What an operator said of a node that is being drained counts for all members of a replica there, the shortest
+    of several; else `Settings.drain`.
+    """
+    said = [node.drain_within for node in nodes if node is not None and node.draining and node.drain_within is not None]
+    return min(said) if said else settings.drain
+
+
+def of_replica(world: World, members: Iterable[Shard], settings: Settings) -> float:
+    """The same for the members of one replica."""
+    return within((world.nodes.get(shard.node) for shard in members), settings)
+
+
+def left(world: World, node: NodeId) -> int:
+    """How many shards and strays are still on a node."""
+    placed = sum(shard.node == node for shard in world.shards.values())
+    return placed + sum(stray.node == node for stray in world.strays.values())
+
+
+def emptied(before: World, after: World, clock: float) -> tuple[Event, ...]:
+    """An event for each node whose drain has come to its end: what was there is there no more."""
+    if before.shards is after.shards and before.strays is after.strays:
+        return ()
+    draining = [node for node in after.nodes.values() if node.draining]
+    return tuple(
+        Event(
+            kind="node-drained",
+            subject=f"node:{node.id}",
+            text=f"{node.id} is drained: nothing runs there any more",
+            clock=clock,
+            data={"node": str(node.id)},
+        )
+        for node in sorted(draining, key=lambda node: node.id)
+        if not left(after, node.id) and left(before, node.id)
+    )
