@@ -17,7 +17,7 @@ from immutables import Map
 
 from llmgw.cell import Cell
 from llmgw.errors import BadInput, LlmgwError, Unavailable
-from llmgw.plane import converge, operate
+from llmgw.plane import converge, drains, idle, operate
 from llmgw.plane.clones import Displacements, host_of
 from llmgw.plane.event import Event
 from llmgw.plane.events import Events
@@ -97,6 +97,11 @@ class Fleet:
         self._look_again: float | None = None
         self._expectations, self._compared_at = Expectations(), float("-inf")
 
+    @property
+    def settings(self) -> Settings:
+        """The numbers by which it judges."""
+        return self._settings
+
     # Streams: synchronous and cheap -----------------------------------------------------------------------
 
     def attach(self, node: NodeId, stream: int, address: str) -> None:
@@ -160,11 +165,17 @@ class Fleet:
         """The gateways have no request in flight to a draining replica any more: it need not wait to be stopped."""
         world, now = self.world.value, self._clock()
         shards = world.shards
-        for shard in shards.values():
-            if shard.replica == replica and shard.want is Want.DRAIN:
-                shards = shards.set(shard.id, attrs.evolve(shard, want_at=now - self._settings.drain))
+        members = [shard for shard in shards.values() if shard.replica == replica]
+        within = drains.of_replica(world, members, self._settings)
+        for shard in members:
+            if shard.want is Want.DRAIN:
+                shards = shards.set(shard.id, attrs.evolve(shard, want_at=now - within))
         if shards is not world.shards:
             self._take(attrs.evolve(world, shards=shards, version=world.version + 1), ())
+
+    def asked(self, models: Iterable[str]) -> None:
+        """Requests for these models wait at a gateway or are being answered: one that is unloaded is loaded."""
+        self._take(*idle.asked(self.world.value, models, self._clock(), self._wall()))
 
     # Operators: stored before they return -----------------------------------------------------------------
 
@@ -181,9 +192,16 @@ class Fleet:
         """A cordoned node takes no new shard; what runs there stays. Off also ends a drain."""
         await self._change(lambda world: operate.cordon(world, node, on, self._wall()))
 
-    async def drain(self, node: NodeId, on: bool) -> None:
-        """A draining node's replicas are started elsewhere, then stopped here; it takes no new shard."""
-        await self._change(lambda world: operate.drain(world, node, on, self._wall()))
+    async def drain(self, node: NodeId, on: bool, within: float | None = None) -> None:
+        """A draining node's replicas are started elsewhere, then stopped here; it takes no new shard.
+
+        What leaves it may finish its requests for `within` seconds; None: for as long as `Settings.drain` says.
+        """
+        await self._change(lambda world: operate.drain(world, node, on, self._wall(), within))
+
+    async def scale(self, model: str, replicas: int) -> None:
+        """So many replicas of a model, until models are applied again. Raises NotFound, BadInput."""
+        await self._change(lambda world: operate.scale(world, model, replicas, self._wall()))
 
     async def label(self, node: NodeId, labels: Mapping[str, str | None]) -> None:
         """Set an operator's labels, which win over the node's own; None takes one away."""
@@ -266,6 +284,7 @@ class Fleet:
     async def _decide(self, now: float) -> None:
         """One plan, stored and then made the world's; and whatever else became due for the store."""
         async with self._writing:
+            self._take(idle.kept(self.world.value, now), ())
             world, clock = self.world.value, self._wall()
             decided = Plan((), world.unplaced, self._look_again)
             if self._planned != world.version or (self._look_again is not None and now >= self._look_again):
@@ -312,6 +331,7 @@ class Fleet:
         self._stored.written(puts, deletes, seen)
 
     def _take(self, world: World, events: tuple[Event, ...]) -> None:
+        events = (*events, *drains.emptied(self.world.value, world, self._wall()))
         self.world.take(world)
         if events:
             self.events.extend(events)

@@ -31,6 +31,7 @@ from llmgw.plane.certs import Authority
 from llmgw.plane.fabric import Fabrics
 from llmgw.plane.fabrics.desk import FabricDesk
 from llmgw.plane.fleet import Fleet
+from llmgw.plane.gateway.demand import Demand, tell_demand
 from llmgw.plane.gateway.feed import serve_routes
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.publish import first_routes, keep_routes
@@ -98,6 +99,7 @@ class Plane:
     administrator: Callable[[str], str | None]
     routes: Cell[Routes]
     in_flight: InFlight
+    demand: Demand
     fabrics: Fabrics
     stop: trio.Event = attrs.field(factory=trio.Event)
     _serving: int = 0
@@ -133,9 +135,14 @@ class Plane:
         """The gateway inside this process; `stopped` waits for its streams."""
         self._serving += 1
         try:
-            settings = self.settings.gateway
             await serve(
-                listeners, self.routes, settings, in_flight=self.in_flight, stop=self.stop, task_status=task_status
+                listeners,
+                self.routes,
+                self.settings.gateway,
+                in_flight=self.in_flight,
+                demand=self.demand,
+                stop=self.stop,
+                task_status=task_status,
             )
         finally:
             self._serving -= 1
@@ -196,6 +203,7 @@ async def assemble(settings: PlaneSettings, store: Store) -> Plane:
         administrator=Bearers.load(settings.path(settings.admin_tokens)),
         routes=routes,
         in_flight=InFlight(routes),
+        demand=Demand(routes),
         fabrics=fabrics,
     )
     await plane.apply_file()
@@ -259,8 +267,9 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
     nursery.start_soon(plane.fleet.run, plane.hub)
     nursery.start_soon(keep_routes, plane.fleet.world, settings.endpoints, plane.routes)
     nursery.start_soon(plane.end_drains)
+    nursery.start_soon(tell_demand, plane.demand, plane.fleet.asked)
     nursery.start_soon(plane.fabrics.run)
-    await nursery.start(serve_routes, settings.directory, plane.routes, plane.in_flight)
+    await nursery.start(serve_routes, settings.directory, plane.routes, plane.in_flight, plane.fleet.asked)
     if plane.own is not None:
         nursery.start_soon(plane.own.run)
     await nursery.start(listener.serve, listeners.agents)

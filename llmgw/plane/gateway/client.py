@@ -139,6 +139,7 @@ class Client:
                 else:
                     ask, model, route = self._route(request, path, key)
                     relay = Relay(gateway, self, request, ask, model, route, key, started)
+                    gateway.demand.begin(model, started)
                     status = await relay.run()
                     keep = keep and relay.whole
             else:
@@ -168,6 +169,8 @@ class Client:
             if gateway.settings.access_log:
                 self._log(request, model, status, started, "")
         finally:
+            if relay is not None:
+                gateway.demand.end(model)
             gateway.metrics.finished(model, status, monotonic() - started)
             if self._body_bytes:
                 self._forget_bodies()

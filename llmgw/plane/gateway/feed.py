@@ -24,13 +24,12 @@ from llmgw.backoff import Backoff
 from llmgw.cell import Cell
 from llmgw.errors import Conflict, LlmgwError, NotFound
 from llmgw.files import PRIVATE, make_directory, read_whole, write_whole
+from llmgw.plane.gateway.demand import TELL_EVERY, Demand, Tell
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.route import Routes, settled
 
 log = structlog.get_logger()
 
-#: How often a gateway tells its counts, when they changed (seconds).
-REPORT_EVERY = 0.25
 _MOST_BYTES = 64 << 20
 
 
@@ -42,10 +41,14 @@ class News(Struct, frozen=True, kw_only=True, tag="news"):
 
 
 class Report(Struct, frozen=True, kw_only=True, tag="report"):
-    """A gateway to the plane: the version of the routes it works by, and its requests in flight by replica."""
+    """A gateway to the plane: the version of the routes it works by, and its requests in flight by replica.
+
+    `asked` are models that were asked for since its last report, of those that are unloaded while nobody does.
+    """
 
     seen: int
     in_flight: dict[str, int] = {}
+    asked: tuple[str, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -171,11 +174,13 @@ async def serve_routes(
     directory: Path,
     routes: Cell[Routes],
     in_flight: InFlight,
+    asked: Tell = lambda models: None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Feed every gateway process that connects, take its reports, and save the routes. Until cancelled.
 
+    `asked` is called with the models that a gateway has requests for.
     Raises Conflict when another plane works in the same directory.
     """
     path = socket_path(directory)
@@ -193,6 +198,8 @@ async def serve_routes(
                 while (frame := await frames.next()) is not None:
                     report = _report.decode(frame)
                     in_flight.report(gateway, report.seen, report.in_flight)
+                    if report.asked:
+                        asked(report.asked)
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError, msgspec.DecodeError) as broken:
             log.warning("a gateway process was lost", gateway=gateway, why=str(broken.exceptions[0]))
@@ -244,8 +251,11 @@ def saved_routes(directory: Path) -> Routes | None:
         return None
 
 
-async def follow_routes(directory: Path, routes: Cell[Routes], in_flight: InFlight) -> None:
+async def follow_routes(
+    directory: Path, routes: Cell[Routes], in_flight: InFlight, demand: Demand | None = None
+) -> None:
     """Keep `routes` as the plane tells them, for ever. While it is away they stay as they are."""
+    demand = demand or Demand(routes)
     path = socket_path(directory)
     backoff = Backoff(base=0.2, cap=2.0, stable=10.0)
     attempt, told = 0, False
@@ -255,7 +265,8 @@ async def follow_routes(directory: Path, routes: Cell[Routes], in_flight: InFlig
             async with connected(path) as stream:
                 told = True
                 log.info("connected to the plane", socket=str(path))
-                await _follow(stream, routes, in_flight)
+                demand.forget()  # what still waits is told anew
+                await _follow(stream, routes, in_flight, demand)
             why = "it closed the connection"
         except OSError as error:
             why = error.strerror or str(error)
@@ -267,11 +278,11 @@ async def follow_routes(directory: Path, routes: Cell[Routes], in_flight: InFlig
         await trio.sleep(backoff.delay(attempt, random.random()))
 
 
-async def _follow(stream: trio.SocketStream, routes: Cell[Routes], in_flight: InFlight) -> None:
+async def _follow(stream: trio.SocketStream, routes: Cell[Routes], in_flight: InFlight, demand: Demand) -> None:
     seen: Cell[int] = Cell(-1)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_reports, stream, seen, in_flight)
+            nursery.start_soon(_reports, stream, seen, in_flight, demand)
             frames = Frames(stream)
             while (frame := await frames.next()) is not None:
                 news = _news.decode(frame)
@@ -286,13 +297,22 @@ async def _follow(stream: trio.SocketStream, routes: Cell[Routes], in_flight: In
         raise OSError(errno.EPROTO, f"the plane said what is no news: {broken.exceptions[0]}") from None
 
 
-async def _reports(stream: trio.SocketStream, seen: Cell[int], in_flight: InFlight) -> None:
-    """Tell the version of the routes at once, and the counts when they changed."""
-    version, last = -1, None
-    while True:
-        with trio.move_on_after(REPORT_EVERY):
-            _, version = await seen.next(version)
-        report = Report(seen=seen.value, in_flight=dict(in_flight.own))
-        if report != last:
-            await send(stream, report)
-            last = report
+async def _reports(stream: trio.SocketStream, seen: Cell[int], in_flight: InFlight, demand: Demand) -> None:
+    """Tell the version of the routes and who is asked for at once, and the counts when they changed."""
+    stir: Cell[int] = Cell(0)
+
+    async def on(cell: Cell[int]) -> None:
+        async for _ in cell.values():
+            stir.set(stir.value + 1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(on, seen)
+        nursery.start_soon(on, demand.bell)
+        version, last = -1, None
+        while True:
+            with trio.move_on_after(TELL_EVERY):
+                _, version = await stir.next(version)
+            report = Report(seen=seen.value, in_flight=dict(in_flight.own), asked=demand.take())
+            if report != last or report.asked:
+                await send(stream, report)
+                last = report

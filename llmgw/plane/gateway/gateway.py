@@ -16,6 +16,7 @@ from llmgw.backoff import Backoff
 from llmgw.cell import Cell
 from llmgw.plane.gateway import balance
 from llmgw.plane.gateway.balance import Strike, Strikes
+from llmgw.plane.gateway.demand import Demand
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.keys import Keyring
 from llmgw.plane.gateway.link import Watch
@@ -40,12 +41,14 @@ class Gateway:
         settings: GatewaySettings,
         *,
         in_flight: InFlight | None = None,
+        demand: Demand | None = None,
         trust: ssl.SSLContext | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         self.routes = routes
         self.settings = settings
         self.in_flight = in_flight or InFlight(routes)
+        self.demand = demand or Demand(routes)
         self.keyring = Keyring(settings.keys)
         self.pool = Pool(trust)
         self.watch = Watch()

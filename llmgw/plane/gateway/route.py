@@ -41,6 +41,11 @@ class Endpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
+#: Why a model has no replica that is unloaded while nobody asks for it. A request for it is held like any other that
+#: waits for a start, and that it waits is what starts it.
+UNLOADED = "it is unloaded while nobody asks for it; a request loads it"
+
+
 class ModelState(StrEnum):
     """READY: an engine serves it. STARTING: one is on its way, so waiting helps. UNPLACED: waiting does not."""
 
@@ -50,11 +55,15 @@ class ModelState(StrEnum):
 
 
 class ModelRoute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One model's endpoints, and in words why there are none. Engines take it first come, first served."""
+    """One model's endpoints, and in words why there are none. Engines take it first come, first served.
+
+    `idle`: after so many seconds without a request it is unloaded, so the plane wants to hear of requests; 0: never.
+    """
 
     state: ModelState
     endpoints: tuple[Endpoint, ...] = ()
     reason: str = ""
+    idle: float = 0.0
 
 
 class Routes(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,12 +143,13 @@ def routes_of(world: World, endpoints: Iterable[StaticEndpoint] = ()) -> Routes:
         outside.setdefault(entry.model, []).append(entry.endpoint())
 
     models: dict[str, ModelRoute] = {}
+    idle = {str(name): model.idle for name, model in world.models.items() if model.idle}
     for name in sorted({*world.models, *serving, *outside}):
         ready = (*serving.get(name, ()), *outside.get(name, ()))
         if ready:
-            models[name] = ModelRoute(state=ModelState.READY, endpoints=ready)
+            models[name] = ModelRoute(state=ModelState.READY, endpoints=ready, idle=idle.get(name, 0.0))
         else:
-            models[name] = _without_endpoint(world, name, placed.get(name, []))
+            models[name] = replace(_without_endpoint(world, name, placed.get(name, [])), idle=idle.get(name, 0.0))
     return Routes(models=models, settling=world.settling_until is not None)
 
 
@@ -172,6 +182,8 @@ def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRout
         return ModelRoute(state=ModelState.UNPLACED, reason="it is scaled to zero replicas")
     unplaced = next((entry for key, entry in world.unplaced.items() if key == name), None)
     if unplaced is None:
+        if model is not None and model.idle:
+            return ModelRoute(state=ModelState.STARTING, reason=UNLOADED)
         return ModelRoute(state=ModelState.STARTING, reason="it is about to be placed")
     # Names of nodes are for operators: `ctl why` tells them all. A client learns the kinds of check that failed.
     checks = sorted({reason.check for reason in unplaced.reasons if reason.check})
@@ -197,7 +209,7 @@ def settled(old: Routes | None, new: Routes) -> Routes:
         kept = tuple(endpoint for endpoint in before.endpoints if endpoint.replica not in known)
         if kept:
             there = now.endpoints if now else ()
-            models[name] = ModelRoute(state=ModelState.READY, endpoints=(*there, *kept))
+            models[name] = replace(now or before, state=ModelState.READY, endpoints=(*there, *kept), reason="")
     return replace(new, models=models)
 
 

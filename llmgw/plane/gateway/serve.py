@@ -12,6 +12,7 @@ import trio
 
 from llmgw.cell import Cell
 from llmgw.plane.gateway.client import Client
+from llmgw.plane.gateway.demand import Demand
 from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.link import Link, TlsLink
@@ -34,6 +35,7 @@ async def serve(
     settings: GatewaySettings,
     *,
     in_flight: InFlight | None = None,
+    demand: Demand | None = None,
     stop: trio.Event | None = None,
     tls: ssl.SSLContext | None = None,
     trust: ssl.SSLContext | None = None,
@@ -45,7 +47,7 @@ async def serve(
     `tls`: clients speak TLS. `trust`: what https endpoints are verified against; by default the system's store.
     Closes the listeners. Cancelled, it ends at once and cuts what runs.
     """
-    gateway = Gateway(routes, settings, in_flight=in_flight, trust=trust, metrics=metrics)
+    gateway = Gateway(routes, settings, in_flight=in_flight, demand=demand, trust=trust, metrics=metrics)
     async with trio.open_nursery() as upkeep:
         upkeep.start_soon(gateway.run)
         async with trio.open_nursery() as connections:

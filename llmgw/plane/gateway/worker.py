@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from llmgw import log as logs
 from llmgw.cell import Cell
 from llmgw.config import LogSettings
 from llmgw.plane.gateway import feed
+from llmgw.plane.gateway.demand import Demand
 from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.in_flight import InFlight
 from llmgw.plane.gateway.metrics import Metrics
@@ -49,33 +51,30 @@ async def work(orders: Orders, stop: trio.Event) -> None:
     """Serve until `stop` is set and the streams have ended."""
     directory = Path(orders.directory)
     routes: Cell[Routes] = Cell(feed.saved_routes(directory) or first_routes(orders.endpoints))
-    in_flight = InFlight(routes)
+    in_flight, demand = InFlight(routes), Demand(routes)
     listeners = [
         trio.SocketListener(trio.socket.from_stdlib_socket(_inherited(descriptor))) for descriptor in orders.sockets
     ]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(feed.follow_routes, directory, routes, in_flight)
+        nursery.start_soon(feed.follow_routes, directory, routes, in_flight, demand)
         async with trio.open_nursery() as serving:
-            gateway = await serving.start(_serve, listeners, routes, orders.settings, in_flight, stop, orders.name)
+            gateway = await serving.start(
+                partial(
+                    serve,
+                    listeners,
+                    routes,
+                    orders.settings,
+                    in_flight=in_flight,
+                    demand=demand,
+                    stop=stop,
+                    metrics=Metrics(worker=orders.name),
+                )
+            )
             siblings = Siblings(directory / "gateway", orders.name, gateway)
             gateway.siblings = siblings.others
             nursery.start_soon(siblings.run)
             log.info("gateway worker serves", worker=orders.name, pid=os.getpid())
         nursery.cancel_scope.cancel()
-
-
-async def _serve(
-    listeners: list[trio.SocketListener],
-    routes: Cell[Routes],
-    settings: GatewaySettings,
-    in_flight: InFlight,
-    stop: trio.Event,
-    name: str,
-    *,
-    task_status: trio.TaskStatus[Gateway],
-) -> None:
-    metrics = Metrics(worker=name)
-    await serve(listeners, routes, settings, in_flight=in_flight, stop=stop, metrics=metrics, task_status=task_status)
 
 
 def _inherited(descriptor: int) -> socket.socket:

@@ -8,6 +8,7 @@ from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.plane.gateway.route import (
+    UNLOADED,
     Endpoint,
     ModelRoute,
     ModelState,
@@ -132,6 +133,24 @@ def test_a_model_that_fits_nowhere_is_unplaced_and_names_the_checks() -> None:
 def test_a_model_scaled_to_zero_is_unplaced() -> None:
     model = Model(name=TINY, profile=Profile(engine="llamacpp", source="x"), replicas=0)
     assert tiny(world(models=Map({TINY: model}))).state is ModelState.UNPLACED
+
+
+def test_a_model_that_is_unloaded_while_idle_is_one_that_waiting_helps() -> None:
+    sleeper = Model(name=ModelName("tiny"), profile=Profile(engine="llamacpp", source="/m"), replicas=2, idle=60.0)
+    models = Map({sleeper.name: sleeper})
+    route = tiny(world(models=models))
+    assert (route.state, route.reason, route.idle) == (ModelState.STARTING, UNLOADED, 60.0)
+    draining = shard(want=Want.DRAIN)
+    assert tiny(world(draining, models=models)) == route
+    awake = tiny(world(shard(), models=models))
+    assert (awake.state, awake.idle, len(awake.endpoints)) == (ModelState.READY, 60.0, 1)
+    assert tiny(world(shard())).idle == 0.0
+    nowhere = Unplaced(sleeper.name, 2, 0, (Reason(NodeId("n"), "gpus", "0", "1"),))
+    refused = tiny(world(models=models, unplaced=Map({sleeper.name: nowhere})))
+    assert (refused.state, refused.idle) == (ModelState.UNPLACED, 60.0)
+    before = Routes(models={"tiny": awake})
+    kept = settled(before, Routes(models={"tiny": route}, settling=True)).models["tiny"]
+    assert kept == awake
 
 
 def test_while_the_plane_settles_a_model_without_replicas_is_on_its_way() -> None:
