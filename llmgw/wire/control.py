@@ -6,7 +6,16 @@ from typing import ClassVar, Generic, TypeVar, get_args
 
 from msgspec import Struct
 
-from llmgw.wire.facts import EngineInstall, ModelName, PortManagers, ReplicaId, ShardId, ShardSpec, Weights
+from llmgw.wire.facts import (
+    EngineInstall,
+    EnginePackage,
+    ModelName,
+    PortManagers,
+    ReplicaId,
+    ShardId,
+    ShardSpec,
+    Weights,
+)
 
 R = TypeVar("R")
 
@@ -74,9 +83,14 @@ class Joined(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joined"
 
 
 class Provision(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="provision"):
-    """The engines this node should have, sorted by name: only ones it says it can install (A7)."""
+    """The engines this node should have, sorted by name: only ones it says it can install (A7).
+
+    `preferred` is, by engine, the version for shards that ask for none; `packages` where an engine is installed from.
+    """
 
     engines: tuple[EngineInstall, ...] = ()
+    preferred: dict[str, str] = {}
+    packages: dict[str, EnginePackage] = {}
 
 
 class StartShard(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start"):

@@ -370,6 +370,22 @@ class EngineInstall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
+class EnginePackage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where an engine is installed from; what is empty here is the node's to decide.
+
+    `cpu` is the package for nodes without GPUs. `also` are requirements that are installed with it, and with `no_deps`
+    nothing but those. `disk_bytes` is what all of it takes while it is being installed.
+    """
+
+    name: str = ""
+    cpu: str = ""
+    index: str = ""
+    extra_index: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    no_deps: bool = False
+    disk_bytes: int = 0
+
+
 class Weights(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model's files in a node's cache. Complete only against its manifest of names and sizes."""
 
