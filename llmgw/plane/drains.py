@@ -35,14 +35,10 @@ def emptied(before: World, after: World, clock: float) -> tuple[Event, ...]:
     if before.shards is after.shards and before.strays is after.strays:
         return ()
     draining = [node for node in after.nodes.values() if node.draining]
-    return tuple(
-        Event(
-            kind="node-drained",
-            subject=f"node:{node.id}",
-            text=f"{node.id} is drained: nothing runs there any more",
-            clock=clock,
-            data={"node": str(node.id)},
-        )
-        for node in sorted(draining, key=lambda node: node.id)
-        if not left(after, node.id) and left(before, node.id)
-    )
+    ended = [node.id for node in draining if not left(after, node.id) and left(before, node.id)]
+    return tuple(drained(node, clock) for node in sorted(ended))
+
+
+def drained(node: NodeId, clock: float) -> Event:
+    text = f"{node} is drained: nothing runs there any more"
+    return Event(kind="node-drained", subject=f"node:{node}", text=text, clock=clock, data={"node": str(node)})

@@ -158,9 +158,15 @@ class Plane:
             waiting: set[ReplicaId] = set()
 
             async def wait(replica: ReplicaId) -> None:
-                with trio.move_on_after(self.settings.judgement.drain):
-                    await self.in_flight.idle(replica)
-                    self.fleet.idle(replica)
+                # The plan keeps the drain's deadline; ours only ends the wait for a replica that is gone.
+                while any(
+                    shard.replica == replica and shard.want is Want.DRAIN
+                    for shard in self.fleet.world.value.shards.values()
+                ):
+                    with trio.move_on_after(self.settings.judgement.drain):
+                        await self.in_flight.idle(replica)
+                        self.fleet.idle(replica)
+                        break
                 waiting.discard(replica)
 
             async for world in self.fleet.world.values():

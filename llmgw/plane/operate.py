@@ -1,6 +1,6 @@
 """What operators do to the world, as pure changes: the next world and what happened.
 
-Each raises NotFound for a node that nobody knows, `expect` Conflict for one that cannot be looked at.
+Each raises NotFound for a node or a model that nobody knows, `expect` Conflict for a node that cannot be looked at.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from immutables import Map
 from msgspec import structs
 
 from llmgw.convert import near
-from llmgw.errors import Conflict, NotFound
+from llmgw.errors import BadInput, Conflict, NotFound
 from llmgw.plane import expect as expected_state
+from llmgw.plane.drains import drained, left
 from llmgw.plane.event import Event
 from llmgw.plane.health import cleared
+from llmgw.plane.models import MOST_REPLICAS
 from llmgw.plane.world import Ack, Model, Node, Stage, World
 from llmgw.units import format_duration
 from llmgw.wire.facts import ModelName, NodeId
@@ -43,6 +45,29 @@ def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
     return attrs.evolve(world, models=models, version=world.version + 1), tuple(events)
 
 
+def scale(world: World, name: str, replicas: int, clock: float) -> Changed:
+    """So many replicas of a model from now on. Raises NotFound for one that is not wanted, BadInput for the number."""
+    model = known_model(world, name)
+    if not 0 <= replicas <= MOST_REPLICAS:
+        raise BadInput(f"{replicas} replicas cannot be meant", remedy=f"give 0 to {MOST_REPLICAS}")
+    if model.replicas == replicas:
+        return world, ()
+    text = f"{name}: scaled from {model.replicas} to {replicas} replica{'s' if replicas != 1 else ''}"
+    event = Event(kind="model-scaled", subject=f"model:{name}", text=text, clock=clock)
+    models = world.models.set(model.name, structs.replace(model, replicas=replicas))
+    return attrs.evolve(world, models=models, version=world.version + 1), (event,)
+
+
+def known_model(world: World, name: str) -> Model:
+    """A wanted model by name. Raises NotFound, naming the near miss."""
+    model = world.models.get(ModelName(name))
+    if model is None:
+        meant = near(name, world.models)
+        remedy = f"did you mean {meant!r}?" if meant else "`llmgw ctl models` lists them"
+        raise NotFound(f"no model is called {name!r}", remedy=remedy)
+    return model
+
+
 def _parts(old: Model, new: Model) -> list[str]:
     """What differs between a model and the one before, in words."""
     parts = [] if old.replicas == new.replicas else [f"replicas {old.replicas} -> {new.replicas}"]
@@ -59,14 +84,23 @@ def _idle(model: Model) -> str:
 def cordon(world: World, id: NodeId, on: bool, clock: float) -> Changed:
     node = _known(world, id)
     text = f"{id} is cordoned: it takes no new shard" if on else f"{id} takes new shards again"
-    changed = attrs.evolve(node, cordoned=on, draining=node.draining and on)
+    kept = node.drain_within if on else None
+    changed = attrs.evolve(node, cordoned=on, draining=node.draining and on, drain_within=kept)
     return _node(world, node, changed, "node-cordoned" if on else "node-uncordoned", text, clock)
 
 
-def drain(world: World, id: NodeId, on: bool, clock: float) -> Changed:
+def drain(world: World, id: NodeId, on: bool, clock: float, within: float | None = None) -> Changed:
+    """A node is emptied, or no more. What leaves may finish for `within` seconds; None: as long as anywhere."""
     node = _known(world, id)
     text = f"{id} is draining: its replicas move elsewhere" if on else f"{id} is drained no more"
-    return _node(world, node, attrs.evolve(node, draining=on), "node-draining" if on else "node-undrained", text, clock)
+    if on and within is not None:
+        text += f", and may finish requests for {format_duration(within)}"
+    changed = attrs.evolve(node, draining=on, drain_within=within if on else None)
+    kind = "node-draining" if on else "node-undrained"
+    after, events = _node(world, node, changed, kind, text, clock)
+    if on and not node.draining and not left(world, id):
+        events = (*events, drained(id, clock))
+    return after, events
 
 
 def label(world: World, id: NodeId, labels: Mapping[str, str | None], clock: float) -> Changed:

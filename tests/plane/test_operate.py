@@ -34,7 +34,10 @@ def test_an_unknown_node_is_not_found_and_the_near_miss_named() -> None:
 
 def test_uncordoning_ends_a_drain_as_well() -> None:
     here, events = operate.drain(world(register("n1")), N, True, CLOCK)
-    assert [e.text for e in events] == ["n1 is draining: its replicas move elsewhere"]
+    assert [e.text for e in events] == [
+        "n1 is draining: its replicas move elsewhere",
+        "n1 is drained: nothing runs there any more",
+    ]
     here, events = operate.cordon(here, N, True, CLOCK)
     assert (here.nodes[N].cordoned, here.nodes[N].draining) == (True, True)
     here, _ = operate.cordon(here, N, False, CLOCK)
