@@ -118,6 +118,7 @@ def contenders(litellm: str) -> dict[str, Start]:
 
     here["llmgw gateway"] = start_part("ours")
     here["llmgw gateway, metered"] = start_part("metered")
+    here["llmgw gateway, idle model"] = start_part("idle")
     if importlib.util.find_spec("uvicorn") and importlib.util.find_spec("httpx"):
         here["uvicorn + httpx"] = start_part("uvicorn")
     else:

@@ -1,7 +1,7 @@
 """The parts that benchmarks.gateway puts together: the stub of an engine, the client, and two of the proxies.
 
 python -m benchmarks.gateway_parts engine PORT
-python -m benchmarks.gateway_parts ours|metered|uvicorn PORT ENGINE_PORT
+python -m benchmarks.gateway_parts ours|metered|idle|uvicorn PORT ENGINE_PORT
 """
 
 from __future__ import annotations
@@ -166,20 +166,25 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 # --- proxies
 
 
-def ours(port: int, engine_port: int, *, metered: bool) -> None:
+def ours(port: int, engine_port: int, *, metered: bool, idle: float) -> None:
+    """`idle`: the model is one that is unloaded while nobody asks, so the plane is told of its requests."""
     import trio
 
     from llmgw.cell import Cell
+    from llmgw.plane.gateway.demand import Demand, tell_demand
     from llmgw.plane.gateway.route import Endpoint, ModelRoute, ModelState, Routes
     from llmgw.plane.gateway.serve import serve
     from llmgw.plane.gateway.settings import GatewaySettings
 
     endpoint = Endpoint(replica="tiny-0", host="127.0.0.1", port=engine_port)
-    routes = Cell(Routes(models={"tiny": ModelRoute(state=ModelState.READY, endpoints=(endpoint,))}))
+    routes = Cell(Routes(models={"tiny": ModelRoute(state=ModelState.READY, endpoints=(endpoint,), idle=idle)}))
+    demand = Demand(routes)
 
     async def main() -> None:
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
-        await serve(listeners, routes, GatewaySettings(meter=metered))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell_demand, demand, lambda models: None)
+            await serve(listeners, routes, GatewaySettings(meter=metered), demand=demand)
 
     trio.run(main)
 
@@ -211,7 +216,7 @@ def main() -> None:
     elif part == "uvicorn":
         uvicorn_httpx(port, int(sys.argv[3]))
     else:
-        ours(port, int(sys.argv[3]), metered=part == "metered")
+        ours(port, int(sys.argv[3]), metered=part == "metered", idle=60.0 * (part == "idle"))
 
 
 if __name__ == "__main__":
