@@ -10,18 +10,25 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 import trio
 
+from llmgw import __version__
 from llmgw.errors import LlmgwError
 from llmgw.plane.store import Change, Snapshot
+from llmgw.plane.store.backup import before_migration, copy_before
 from llmgw.plane.store.memory import REMEMBERED, moved, pruned
 
 T = TypeVar("T")
+
+log = structlog.get_logger("llmgw.store")
 
 #: "llgw": marks a file as ours, so that a foreign database is never taken for an empty one.
 APPLICATION = 0x6C6C6777
@@ -187,6 +194,19 @@ _CAUSES = (
 
 
 def _open(path: Path, steps: tuple[str, ...], busy: float) -> tuple[sqlite3.Connection, int]:
+    lock = hold(path)
+    try:
+        return _connect(path, steps, busy), lock
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def hold(path: Path) -> int:
+    """Take the lock of a state's file, and make its directory; the open lock file, to be closed with `os.close`.
+
+    Raises StoreUnusable that names the plane which has it.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -205,7 +225,7 @@ def _open(path: Path, steps: tuple[str, ...], busy: float) -> tuple[sqlite3.Conn
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        return _connect(path, steps, busy), lock
+        return lock
     except BaseException:
         os.close(lock)
         raise
@@ -215,29 +235,20 @@ def _connect(path: Path, steps: tuple[str, ...], busy: float) -> sqlite3.Connect
     try:
         # The mode is set before SQLite sees the file: what is in it is for the plane's user alone.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        with open(path, "rb") as file:
-            header = file.read(100)
     except OSError as error:
         raise StoreUnusable(
             f"{path} cannot be written: {error.strerror}",
             remedy="check the owner and the mode of the file and its folder",
         ) from error
-    if header:
-        # Read from the header and not through SQLite, which may write even when it only looks.
-        if not header.startswith(_MAGIC) or len(header) < 100:
-            raise StoreUnusable(f"{path} is no SQLite file", remedy="restore it from a backup, or move it away")
-        _ours(path, int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big"), len(steps))
+    look(path, len(steps), busy)
     connection: sqlite3.Connection | None = None
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy)
-        version = connection.execute("pragma user_version").fetchone()[0]
-        application = connection.execute("pragma application_id").fetchone()[0]
-        # Looked at again: the newest header may have been in the write-ahead log.
-        if header:
-            _ours(path, version, application, len(steps))
+        version = _number(connection, "user_version")
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = full")
         _migrate(path, connection, version, steps)
+        _sign(connection, len(steps))
         return connection
     except sqlite3.Error as error:
         if connection is not None:
@@ -249,28 +260,92 @@ def _connect(path: Path, steps: tuple[str, ...], busy: float) -> sqlite3.Connect
         raise
 
 
-def _ours(path: Path, version: int, application: int, newest: int) -> None:
+def look(path: Path, newest: int, busy: float = 5.0) -> int:
+    """The schema's version of a file that a plane which knows versions up to `newest` may open; 0 for an empty one.
+
+    Raises StoreUnusable for any other. The file is as it was in either case.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise StoreUnusable(f"{path} cannot be read: {error.strerror}", remedy=_OWNER) from error
+    if not header:
+        return 0
+    # Read from the header and not through SQLite, which may write even when it only looks.
+    if not header.startswith(_MAGIC) or len(header) < 100:
+        raise StoreUnusable(f"{path} is no SQLite file", remedy="restore it from a backup, or move it away")
+    _ours(path, int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big"), newest, busy)
+    try:
+        # Looked at again: the newest header may be in the write-ahead log.
+        with reading(path, busy) as db:
+            version, application = _number(db, "user_version"), _number(db, "application_id")
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+    _ours(path, version, application, newest, busy)
+    return version
+
+
+@contextmanager
+def reading(path: Path, busy: float = 5.0) -> Iterator[sqlite3.Connection]:
+    """A file to be looked into. Nothing is written, and no log is folded into it. Raises sqlite3.Error."""
+    log_file = Path(f"{path}-wal")
+    # A file without a log is not opened as one of a running plane: that would begin a log beside it.
+    still = "" if log_file.exists() and log_file.stat().st_size else "&immutable=1"
+    url = f"{path.absolute().as_uri()}?mode=ro{still}"
+    with closing(sqlite3.connect(url, uri=True, isolation_level=None, timeout=busy)) as db:
+        yield db
+
+
+def _number(db: sqlite3.Connection, pragma: str) -> int:
+    return int(db.execute(f"pragma {pragma}").fetchone()[0])
+
+
+def _ours(path: Path, version: int, application: int, newest: int, busy: float) -> None:
     if application != APPLICATION and (application or version):
         raise StoreUnusable(f"{path} is the database of another program", remedy="choose another file")
     if version > newest:
+        writer = _writer(path, busy)
+        copy = copy_before(path, newest)
+        back = f"`llmgw-plane restore {copy}` goes back to before the upgrade" if copy else "restore an older backup"
         raise StoreUnusable(
-            f"{path} was written by a newer llmgw (state version {version}; this one knows {newest})",
-            remedy="upgrade this plane, or restore the backup from before the upgrade",
+            f"{path} was written by {f'llmgw {writer}' if writer else 'a newer llmgw'} (state version {version}; "
+            f"this one, {__version__}, knows {newest})",
+            remedy=f"upgrade this plane{f' to {writer}' if writer else ''}, or {back}",
         )
 
 
+def _writer(path: Path, busy: float) -> str:
+    """The release that made the schema what it is: the first that knew it; "" when the file does not say."""
+    try:
+        with reading(path, busy) as db:
+            row = db.execute("select release from releases order by schema desc, clock limit 1").fetchone()
+    except sqlite3.Error:
+        return ""
+    return str(row[0]) if row else ""
+
+
 def _migrate(path: Path, db: sqlite3.Connection, version: int, steps: tuple[str, ...]) -> None:
+    """Bring a file from its version to the newest, each step a transaction: killed at any moment, it is old or new."""
     if version == len(steps):
         return
     if version == 0 and db.execute("select count(*) from sqlite_master").fetchone()[0]:
         raise StoreUnusable(f"{path} is the database of another program", remedy="choose another file")
     if version:
-        # A migration that turns out wrong can be taken back by hand.
-        with sqlite3.connect(f"{path}.v{version}.bak") as backup:
-            db.backup(backup)
-        backup.close()
+        copy = before_migration(path, db, version)
+        log.info("the state is migrated", path=str(path), version=version, to=len(steps), copy=str(copy))
     for number in range(version, len(steps)):
         db.executescript(
             f"begin immediate;\n{steps[number]}\npragma application_id = {APPLICATION};\n"
             f"pragma user_version = {number + 1};\ncommit;"
         )
+
+
+def _sign(db: sqlite3.Connection, version: int) -> None:
+    """Write down that this release opened the file, where the schema has a place for it."""
+    if db.execute("select 1 from sqlite_master where name = 'releases'").fetchone() is None:
+        return
+    known = db.execute("select schema from releases where release = ?", (__version__,)).fetchone()
+    if known is None or known[0] < version:
+        upsert = "insert into releases values (?, ?, ?) on conflict (release) do update set schema = excluded.schema"
+        db.execute(upsert, (__version__, version, time.time()))
