@@ -22,7 +22,8 @@ from typing import Annotated, Any
 from immutables import Map
 from msgspec.structs import replace
 
-from llmgw.plane.world import Model, Profile, Revision, slug
+from llmgw.plane.rollout import after_change
+from llmgw.plane.world import Model, Profile, slug
 from llmgw.toml import Bytes, Seconds, Table, near, read_toml
 from llmgw.wire.facts import ModelName, Resources
 
@@ -71,8 +72,6 @@ _RESOURCE_KEYS = (*_RESOURCES, "compute_capability")
 MOST_REPLICAS = 10_000
 #: A shorter time without a request is a pause between two questions.
 _LEAST_IDLE = 1.0
-#: So many profiles that a model had are kept, to roll back to.
-KEPT = 5
 
 #: A model's name goes into URLs, file names, environment variables and shard ids. A slash is common in names of hubs.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,94}[A-Za-z0-9])?")
@@ -100,21 +99,19 @@ def models_of(text: str, name: str = "models.toml") -> tuple[Model, ...]:
 
 
 def revised(before: Map[ModelName, Model], wanted: tuple[Model, ...], clock: float = 0.0) -> Map[ModelName, Model]:
-    """The wanted models with revisions: a new one where a profile differs from the model there was.
+    """The wanted models with revisions: another one where a profile differs from the model there was.
 
-    What a model was before is kept in its history, the last few of them; `clock` (Unix seconds) is when it ended.
+    What a model was before is kept in its history, the last few of them; `clock` (Unix seconds) is when it ended. A
+    profile that a model had before gets its old revision again.
     """
     after: dict[ModelName, Model] = {}
     for model in wanted:
         was = before.get(model.name)
         if was is None:
             after[model.name] = replace(model, revision=1, history=())
-        elif was.profile == model.profile:
-            after[model.name] = replace(model, revision=was.revision, history=was.history)
         else:
-            ended = Revision(revision=was.revision, profile=was.profile, clock=clock)
-            history = (*was.history, ended)[-KEPT:]
-            after[model.name] = replace(model, revision=was.revision + 1, history=history)
+            kept = after_change(was, model.profile, clock)
+            after[model.name] = replace(model, revision=kept.revision, history=kept.history)
     return Map(after)
 
 

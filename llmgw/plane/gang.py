@@ -1,0 +1,187 @@
+"""A replica as one thing: the shards that are its members, how it stands, what is wrong with its attempt.
+
+Pure. A replica of one node has one member, and everything here holds for it as well. All members of an attempt carry
+the same generation: any that ends, ends the attempt, and the whole replica begins the next one (D4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import attrs
+
+from llmgw.plane.world import ENDED, Shard, Stage, Want, World
+from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState
+
+#: How long after `ready_within` the plane still waits, in seconds: a node's own word of a failure says more.
+MARGIN = 30.0
+
+
+@attrs.frozen(slots=False)
+class Replica:
+    """All shards of one replica id, by rank."""
+
+    id: ReplicaId
+    members: tuple[Shard, ...]
+
+    @property
+    def leader(self) -> Shard:
+        """The member with the lowest rank: rank 0 unless that is no more."""
+        return self.members[0]
+
+    @property
+    def model(self) -> ModelName:
+        return self.members[0].model
+
+    @property
+    def revision(self) -> int:
+        return self.members[0].revision
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(member.node for member in self.members)
+
+    @cached_property
+    def gang(self) -> bool:
+        return size(self.members[0]) > 1 or len(self.members) > 1
+
+    @cached_property
+    def runs(self) -> bool:
+        """Whether every member is wanted to run."""
+        return all(member.want is Want.RUN for member in self.members)
+
+    @property
+    def generation(self) -> int:
+        return max(member.generation for member in self.members)
+
+    @cached_property
+    def sound(self) -> bool:
+        """Whether its members make one attempt: every rank once, at one generation, of one model and revision.
+
+        Others come from a store of another version. They are stopped, and placed anew.
+        """
+        first = self.members[0]
+        if len(self.members) == 1:
+            return first.rank == 0 and len(first.spec.peers) <= 1
+        return (
+            tuple(member.rank for member in self.members) == tuple(range(len(self.members)))
+            and all(member.id == member_id(self.id, member.rank) for member in self.members)
+            and all(len(member.spec.peers) == len(self.members) for member in self.members)
+            and len({(member.generation, member.model, member.revision) for member in self.members}) == 1
+        )
+
+    @cached_property
+    def ready(self) -> bool:
+        """Whether it serves, as far as its nodes have said."""
+        return all(member.state is ShardState.READY for member in self.members) and (
+            len(self.members) == 1 or self.sound
+        )
+
+    @cached_property
+    def broken(self) -> bool:
+        """Whether its attempt is over: a member has ended, or it was given up while some of them still run."""
+        if len(self.members) == 1:
+            return _ended(self.members[0])
+        return any(_ended(member) or counted(member) for member in self.members)
+
+    @cached_property
+    def blamed(self) -> Shard:
+        """The member that failed first, which is the cause; the others went with it."""
+        failed = [member for member in self.members if counted(member)]
+        if failed and self.gang:
+            return min(failed, key=lambda m: (m.last_failure.clock if m.last_failure else 0.0, m.rank))
+        return next((member for member in self.members if _ended(member)), self.members[0])
+
+
+def _ended(shard: Shard) -> bool:
+    return shard.status is not None and shard.state in ENDED
+
+
+def counted(shard: Shard) -> bool:
+    """Whether a failure of this very attempt is on the shard's record."""
+    return shard.last_failure is not None and shard.last_failure.generation == shard.generation
+
+
+def size(shard: Shard) -> int:
+    """How many members the replica of this shard has."""
+    return max(1, len(shard.spec.peers))
+
+
+def member_id(replica: ReplicaId, rank: int) -> ShardId:
+    return ShardId(f"{replica}-{rank}")
+
+
+def replica_of(shard: ShardId) -> ReplicaId:
+    """The replica that a shard's id names, known or not."""
+    return ReplicaId(shard.rpartition("-")[0])
+
+
+def mates(world: World, shard: Shard) -> Iterator[Shard]:
+    """The other members of a shard's replica, by rank."""
+    for rank in range(len(shard.spec.peers)):
+        other = world.shards.get(member_id(shard.replica, rank))
+        if other is not None and other.id != shard.id and other.replica == shard.replica:
+            yield other
+
+
+def replicas(shards: Iterable[Shard]) -> list[Replica]:
+    """Shards by replica: by model, then by number, so that tiny-10 comes after tiny-9."""
+    by_id: dict[ReplicaId, list[Shard]] = {}
+    for shard in shards:
+        by_id.setdefault(shard.replica, []).append(shard)
+    found = []
+    for id, members in by_id.items():
+        if len(members) > 1:
+            members.sort(key=lambda member: (member.rank, member.id))
+        found.append(Replica(id, tuple(members)))
+    found.sort(key=order)
+    return found
+
+
+def order(replica: Replica) -> tuple[str, int, str]:
+    number = replica.id.rpartition("-")[2]
+    return replica.model, int(number) if number.isdecimal() else 0, replica.id
+
+
+def leads(world: World, shard: Shard) -> Shard | None:
+    """The leading shard of the replica in which this one follows; None where it leads itself, or no leader is left."""
+    if shard.rank == 0:
+        return None
+    leader = world.shards.get(member_id(shard.replica, 0))
+    return leader if leader is not None and leader.replica == shard.replica else None
+
+
+def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None:
+    """The member for which a replica of several nodes has waited too long, and in words how it stands.
+
+    The time runs from when the last member began to start: fetching weights does not count, and while a node is
+    silent D1 judges it. Members that were told nothing yet wait for others, which are the ones to blame.
+    """
+    members = [leader, *mates(world, leader)]
+    if any(member.want is not Want.RUN or _ended(member) or counted(member) for member in members):
+        return None
+    late: Shard | None = None
+    began = float("-inf")
+    for member in members:
+        node = world.nodes.get(member.node)
+        if node is None or node.stage is not Stage.READY or not node.connected:
+            return None
+        state = member.state
+        if state is ShardState.FETCHING:
+            return None
+        heard = member.status is not None and member.status.generation == member.generation
+        if state is ShardState.READY:
+            since = member.ready_at
+        else:
+            since = member.status_at if heard else member.want_at
+            if late is None or late.rank == 0:
+                late = member  # the leader only when no follower is: it may still wait for them
+        began = max(began, node.stage_at, node.stage_at if since is None else since)
+    if late is None or now - began < leader.spec.ready_within + MARGIN:
+        return None
+    heard = late.status is not None and late.status.generation == late.generation
+    how = late.state.value if heard else "not heard of since it was told to start"
+    if heard and late.status is not None and late.status.detail:
+        how += f" ({late.status.detail})"
+    return late, f"{late.id} on {late.node} is {how}"

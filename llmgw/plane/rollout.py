@@ -1,0 +1,206 @@
+"""How a change of a model's profile goes through its replicas: revisions, how far it is, and when it pauses.
+
+Pure. A rollout needs no record of its own: it is under way while replicas of another revision are wanted to run, and it
+is paused while a replica of the new revision has failed several times in a row. plan.py makes the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+from msgspec.structs import replace
+
+from llmgw.errors import Conflict, NotFound
+from llmgw.plane.event import Event
+from llmgw.plane.gang import Replica, replicas
+from llmgw.plane.world import DEFAULT, Model, Profile, Revision, Settings, World
+from llmgw.wire.facts import ModelName
+
+#: Profiles that are kept of a model's past.
+KEPT = 5
+
+
+# Revisions ------------------------------------------------------------------------------------------------
+
+
+def after_change(old: Model, new_profile: Profile, clock: float) -> Model:
+    """The model with another profile, and what it had until now in its history (`clock`: Unix seconds).
+
+    A profile that it had before gets its old revision again, so that replicas which still run it simply stay. Any
+    other gets a number that no profile ever had. The same profile again changes nothing.
+    """
+    if new_profile == old.profile:
+        return old
+    known = next((past for past in reversed(old.history) if past.profile == new_profile), None)
+    if known is not None:
+        return _back_to(old, known, clock)
+    newest = max((past.revision for past in old.history), default=0)
+    return replace(
+        old,
+        profile=new_profile,
+        revision=max(newest, old.revision) + 1,
+        history=_with_present(old, old.history, clock),
+    )
+
+
+def rolled_back(model: Model, clock: float, to: int | None = None) -> Model:
+    """The model with the profile it had before the present one, or with that of revision `to`.
+
+    Replicas that still run it stay as they are. Raises Conflict when there is nothing to go back to, NotFound for a
+    revision that is not known (any more).
+    """
+    if to == model.revision:
+        raise Conflict(
+            f"{model.name} has revision {to} of its profile already",
+            remedy="`llmgw ctl models` shows how far its replicas are",
+        )
+    if not model.history:
+        raise Conflict(
+            f"{model.name} never had another profile than the present one, revision {model.revision}",
+            remedy="change its profile in models.toml and apply that",
+        )
+    if to is None:
+        return _back_to(model, model.history[-1], clock)
+    known = next((past for past in reversed(model.history) if past.revision == to), None)
+    if known is None:
+        kept = ", ".join(str(past.revision) for past in model.history)
+        raise NotFound(f"{model.name} has no revision {to} in its history", remedy=f"it can go back to {kept}")
+    return _back_to(model, known, clock)
+
+
+def _back_to(model: Model, past: Revision, clock: float) -> Model:
+    rest = tuple(one for one in model.history if one.revision != past.revision)
+    return replace(model, profile=past.profile, revision=past.revision, history=_with_present(model, rest, clock))
+
+
+def _with_present(model: Model, history: tuple[Revision, ...], clock: float) -> tuple[Revision, ...]:
+    return (*history, Revision(revision=model.revision, profile=model.profile, clock=clock))[-KEPT:]
+
+
+def of_revision(model: Model, revision: int) -> Model | None:
+    """The model as replicas of an earlier revision have it; None when that is not known any more."""
+    if revision == model.revision:
+        return model
+    past = next((one for one in reversed(model.history) if one.revision == revision), None)
+    return None if past is None else replace(model, profile=past.profile, revision=revision)
+
+
+# How far it is --------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Rollout:
+    """A change of a model's profile that is under way.
+
+    `updated` replicas are placed with the new `revision` and `ready` of them serve, of `total` that are wanted;
+    `outdated` ones of another revision still run. `why` says what pauses it, "" while it goes on.
+    """
+
+    revision: int
+    updated: int
+    ready: int
+    total: int
+    outdated: int
+    why: str = ""
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.why)
+
+    def __str__(self) -> str:
+        far = f"{self.ready} of {self.total} replicas have revision {self.revision}"
+        return f"paused: {self.why}; {far}" if self.why else far
+
+
+def rollout_of(world: World, model: Model, settings: Settings = DEFAULT) -> Rollout | None:
+    """The rollout of a model that is under way; None when no replica of another revision is wanted to run."""
+    mine = replicas(shard for shard in world.shards.values() if shard.model == model.name)
+    return of_replicas(model, mine, settings)
+
+
+def of_replicas(model: Model, mine: Iterable[Replica], settings: Settings = DEFAULT) -> Rollout | None:
+    """The same, of the model's replicas."""
+    running = [replica for replica in mine if replica.runs]
+    outdated = sum(replica.revision != model.revision for replica in running)
+    if not outdated:
+        return None
+    updated = [replica for replica in running if replica.revision == model.revision]
+    return Rollout(
+        revision=model.revision,
+        updated=len(updated),
+        ready=sum(replica.ready for replica in updated),
+        total=model.replicas,
+        outdated=outdated,
+        why=paused(updated, settings),
+    )
+
+
+def paused(updated: Iterable[Replica], settings: Settings) -> str:
+    """Why replicas of a new revision are no reason to go on; "" when none keeps failing."""
+    for replica in updated:
+        failures = max(member.restarts for member in replica.members)
+        if failures >= settings.pause_after and not replica.ready:
+            last = max(
+                (member.last_failure for member in replica.members if member.last_failure is not None),
+                key=lambda failure: failure.generation,
+                default=None,
+            )
+            often = "once" if failures == 1 else f"{failures} times in a row"
+            cause = f": {last.cause}" if last is not None and last.cause else ""
+            return f"replica {replica.id} of revision {replica.revision} failed {often}{cause}"
+    return ""
+
+
+# What is said of it ---------------------------------------------------------------------------------------
+
+
+class Rollouts:
+    """Which rollouts are under way, so that each change of that is said once."""
+
+    def __init__(self) -> None:
+        self._known: dict[ModelName, tuple[int, bool]] | None = None
+
+    def judge(self, world: World, clock: float, settings: Settings = DEFAULT) -> tuple[Event, ...]:
+        """What has changed since the last look. The first look of a plane that has just started says nothing."""
+        if world.settling_until is not None:
+            return ()  # nobody knows yet what runs
+        found = dict(_all(world, settings))
+        before, self._known = self._known, {n: (r.revision, r.paused) for n, r in found.items()}
+        if before is None:
+            return ()
+        events: list[Event] = []
+
+        def say(kind: str, name: ModelName, text: str) -> None:
+            events.append(Event(kind=kind, subject=f"model:{name}", text=f"{name}: {text}", clock=clock))
+
+        for name, rollout in sorted(found.items()):
+            was = before.get(name)
+            if rollout.paused and was != (rollout.revision, True):
+                text = f"the rollout of revision {rollout.revision} is paused: {rollout.why}; "
+                say("rollout-paused", name, f"{text}{rollout.outdated} replicas of the older one stay")
+            elif not rollout.paused and was == (rollout.revision, True):
+                say("rollout-resumed", name, f"the rollout of revision {rollout.revision} goes on")
+        for name, (revision, _) in sorted(before.items()):
+            model = world.models.get(name)
+            if name not in found and model is not None:
+                other = "" if model.revision == revision else f" (revision {revision} is wanted no more)"
+                say("rollout-done", name, f"no replica has another revision than {model.revision}{other}")
+        return tuple(events)
+
+
+def _all(world: World, settings: Settings) -> Iterable[tuple[ModelName, Rollout]]:
+    mixed = set[ModelName]()
+    for shard in world.shards.values():
+        model = world.models.get(shard.model)
+        if model is not None and shard.revision != model.revision:
+            mixed.add(shard.model)
+    if not mixed:
+        return
+    mine: dict[ModelName, list[Replica]] = {name: [] for name in mixed}
+    for replica in replicas(shard for shard in world.shards.values() if shard.model in mixed):
+        mine[replica.model].append(replica)
+    for name, of in mine.items():
+        rollout = of_replicas(world.models[name], of, settings)
+        if rollout is not None:
+            yield name, rollout
