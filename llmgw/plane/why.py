@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 import attrs
 from msgspec import Struct
 
 from llmgw.errors import NotFound
+from llmgw.plane.changes import Change, in_words
+from llmgw.plane.cheapest import cheapest
 from llmgw.plane.checks import Need
+from llmgw.plane.nearest import beyond, nearest, smallest
 from llmgw.plane.place import Rooms
 from llmgw.plane.world import Model, Profile, Reason, Shard, Stage, Want, World, seen
-from llmgw.wire.facts import ModelName, NodeId, ShardState
+from llmgw.wire.facts import ModelName, ShardState
 
-#: What it takes to pass each check, from a command to a purchase: the smallest sum over a node's checks wins.
-_EFFORT: Mapping[str, int] = {
-    "cordon": 1,
-    "drain": 1,
-    "labels": 2,
-    "stage": 3,
-    "inventory": 3,
-    "disk": 4,
-    "gpu-foreign": 4,
-    "engine": 5,
-    "node-health": 5,
-    "gpu-health": 6,
-    "gpu-fabric": 6,
-    "gpus-free": 8,
-    "cpu-threads": 8,
-    "memory": 8,
-    "gpu-memory": 50,
-    "compute-capability": 50,
-    "gpus": 50,
-}
-_HARDEST = 50
-
-#: No command passes these: only another machine does, or a model that asks for less.
-_BOUGHT = frozenset({"gpus", "gpu-memory", "compute-capability"})
+__all__ = ["Standing", "Why", "nearest", "smallest", "why"]
 
 
 class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,6 +39,7 @@ class Why:
     standings: tuple[Standing, ...] = ()
     reasons: tuple[Reason, ...] = ()
     smallest_change: str = ""
+    changes: tuple[Change, ...] = ()  # the same, one by one; proved to be enough for one more replica
 
 
 def why(world: World, name: ModelName, now: float) -> Why:
@@ -103,81 +82,9 @@ def why(world: World, name: ModelName, now: float) -> Why:
         return Why(name, wanted, placed, ready, text, standings)
     reasons = rooms.refused(need)
     text = f"{missing} of {wanted} replicas are not placed: no node passes every check"
-    return Why(name, wanted, placed, ready, text, standings, nearest(reasons), smallest(reasons, need))
-
-
-def nearest(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """The reasons with the node nearest to fitting first."""
-    by_node = _by_node(reasons)
-    return tuple(reason for node in sorted(by_node, key=lambda n: (_cost(by_node[n]), n)) for reason in by_node[node])
-
-
-def smallest(reasons: Iterable[Reason], need: Need) -> str:
-    """The change that makes one node pass all its checks with the least effort, in words; "" without any node."""
-    by_node = _by_node(reasons)
-    if not by_node:
-        return ""
-    best = min(by_node, key=lambda node: (_cost(by_node[node]), node))
-    if short := [reason for reason in by_node[best] if reason.check in _BOUGHT]:
-        # What else is in the way on that node does not matter: it would not fit after that either.
-        return f"add a node with {_machine(need)}, or ask for less: {best} is nearest and {_has(short[0])}"
-    return "; ".join(_change(reason, need) for reason in by_node[best])
-
-
-def _machine(need: Need) -> str:
-    """What a node must have that no command gives it, in words."""
-    resources = need.resources
-    words = f"{resources.gpus} GPU{'s' if resources.gpus != 1 else ''}"
-    if resources.gpu_memory_bytes:
-        words += f" of {resources.gpu_memory_bytes / (1 << 30):.1f} GiB"
-    if resources.compute_capability is not None:
-        words += " and compute capability {}.{}".format(*resources.compute_capability)
-    return words
-
-
-def _has(reason: Reason) -> str:
-    return reason.text.removeprefix(f"{reason.node}: ")
-
-
-def _by_node(reasons: Iterable[Reason]) -> dict[NodeId, list[Reason]]:
-    found: dict[NodeId, list[Reason]] = {}
-    for reason in reasons:
-        found.setdefault(reason.node, []).append(reason)
-    return found
-
-
-def _cost(reasons: Iterable[Reason]) -> int:
-    return sum(_EFFORT.get(reason.check, _HARDEST) for reason in reasons)
-
-
-def _change(reason: Reason, need: Need) -> str:
-    node, resources = reason.node, need.resources
-    match reason.check:
-        case "cordon":
-            return f"`llmgw ctl uncordon {node}`"
-        case "drain":
-            return f"`llmgw ctl uncordon {node}` ends its drain"
-        case "labels":
-            return f"`llmgw ctl label {node} {reason.needed}`"
-        case "stage" | "inventory":
-            return f"bring {node} back: its agent is not heard"
-        case "engine":
-            return f"install {reason.needed} on {node} ({reason.value})"
-        case "node-health" | "gpu-health":
-            return f"mend {node} ({reason.value}), or acknowledge the problem"
-        case "gpu-fabric":
-            return f"bring the NVLink fabric of {node} up ({reason.value})"
-        case "gpu-foreign":
-            return f"stop what else holds GPU memory on {node} ({reason.value})"
-        case "disk":
-            return f"free disk for weights on {node}: {reason.needed} needed, {reason.value} there"
-        case "gpus-free":
-            return f"free GPUs on {node}: {reason.value}, {reason.needed} needed"
-        case "cpu-threads":
-            return f"free CPU threads on {node}, or ask for fewer than {resources.cpu_threads}: {reason.value}"
-        case "memory":
-            return f"free memory on {node}, or ask for less than {reason.needed}: {reason.value} is free"
-    return f"{node}: {reason.check} {reason.value} must become {reason.needed}"
+    found = cheapest(world, need, name, now, rooms, reasons)
+    change = in_words(found) or beyond(reasons, need)
+    return Why(name, wanted, placed, ready, text, standings, nearest(reasons), change, found)
 
 
 def _standing(world: World, shard: Shard, now: float) -> Standing:

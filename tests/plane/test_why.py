@@ -96,9 +96,20 @@ def test_several_changes_of_one_node_are_all_named() -> None:
             {"gpus": 2, "engine": "sglang"},
             "add a node with 2 GPUs, or ask for less: n1 is nearest and has 1 GPUs, 2 needed",
         ),
-        ({"threads": 9}, "free CPU threads on n1, or ask for fewer than 9: 8 of 8 free"),
-        ({"memory": 65 * GIB}, "free memory on n1, or ask for less than 65.0 GiB: 64.0 GiB is free"),
-        ({"disk": 2000 * GIB}, "free disk for weights on n1: 2000.0 GiB needed, 1000.0 GiB there"),
+        (
+            {"threads": 9},
+            "add a node with 9 CPU threads, or ask for less: n1 is nearest and has 8 of 8 free CPU threads, 9 needed",
+        ),
+        (
+            {"memory": 65 * GIB},
+            "add a node with 65.0 GiB of memory, or ask for less: "
+            "n1 is nearest and has 64.0 GiB of 64.0 GiB memory to give, 65.0 GiB needed",
+        ),
+        (
+            {"disk": 2000 * GIB},
+            "add a node with 2000.0 GiB of disk for weights, or ask for less: "
+            "n1 is nearest and has 1000.0 GiB of disk for weights, 2000.0 GiB needed",
+        ),
         ({"engine": "sglang"}, "install sglang on n1 (not installed, and the node cannot install it)"),
     ],
 )

@@ -1,0 +1,325 @@
+"""What an operator can do so that a replica fits: each change with its effort, its words and the world after it. Pure.
+
+A change is tried on a world of our own making: nothing happens to the fleet. What it claims is what the checks look
+at (rooms.py, checks.py), so that a set of changes can be proved before anybody is told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import attrs
+from msgspec.structs import replace
+
+from llmgw.plane import operate
+from llmgw.plane.rooms import FULL_DISK
+from llmgw.plane.world import Node, Shard, Stage, World
+from llmgw.wire.agent import Register
+from llmgw.wire.facts import (
+    Disk,
+    EngineInstall,
+    Gpu,
+    Grade,
+    ModelName,
+    NodeId,
+    ShardId,
+)
+
+#: What it takes to pass each check, from a command to a purchase.
+EFFORT: Mapping[str, int] = {
+    "wait": 1,
+    "cordon": 1,
+    "drain": 1,
+    "labels": 2,
+    "stage": 3,
+    "inventory": 3,
+    "evidence": 3,
+    "disk": 4,
+    "gpu-foreign": 4,
+    "engine": 5,
+    "engine-match": 5,
+    "agent": 5,
+    "ports": 5,
+    "node-health": 5,
+    "gpu-health": 6,
+    "gpu-fabric": 6,
+    "rails": 6,
+    "nvlink": 6,
+    "gpus-free": 8,
+    "cpu-threads": 8,
+    "memory": 8,
+    "apart": 8,
+    "gpu-memory": 50,
+    "compute-capability": 50,
+    "estimate": 50,
+    "gpus": 50,
+    "nodes": 50,
+    "fabric": 50,
+}
+#: A machine more: what no command does.
+BOUGHT = 50
+
+Act = Callable[[World], World]
+
+
+@attrs.frozen
+class Change:
+    """Something that an operator can do. Two changes are the same when their keys are."""
+
+    key: tuple[str, ...]
+    effort: int = attrs.field(eq=False)
+    text: str = attrs.field(eq=False)
+    after: Act = attrs.field(eq=False, repr=False)
+
+
+def applied(world: World, changes: Iterable[Change]) -> World:
+    """The world after all of these."""
+    for change in changes:
+        world = change.after(world)
+    return world
+
+
+def effort(changes: Iterable[Change]) -> int:
+    return sum(change.effort for change in changes)
+
+
+def in_words(changes: Iterable[Change]) -> str:
+    return "; ".join(change.text for change in changes)
+
+
+# A node ------------------------------------------------------------------------------------------------------
+
+
+def uncordon(node: Node) -> Change:
+    text = f"`llmgw ctl uncordon {node.id}`" + (" ends its drain" if node.draining else "")
+    return Change(("uncordon", node.id), EFFORT["cordon"], text, lambda w: operate.cordon(w, node.id, False, 0.0)[0])
+
+
+def label(node: NodeId, name: str, value: str) -> Change:
+    return Change(
+        ("label", node, name),
+        EFFORT["labels"],
+        f"`llmgw ctl label {node} {name}={value}`",
+        lambda w: operate.label(w, node, {name: value}, 0.0)[0],
+    )
+
+
+def bring_back(node: NodeId) -> Change:
+    def after(world: World) -> World:
+        back = attrs.evolve(world.nodes[node], stage=Stage.READY, connected=True)
+        return attrs.evolve(world, nodes=world.nodes.set(node, back))
+
+    return Change(("back", node), EFFORT["stage"], f"bring {node} back: its agent is not heard", after)
+
+
+def upgrade(node: Node, feature: str) -> Change:
+    """A newer agent, which answers to `feature`."""
+
+    def facts(known: Register) -> Register:
+        return replace(known, features=(*known.features, feature))
+
+    text = f"upgrade the agent of {node.id} (it is {node.version or 'of an unknown version'})"
+    return Change(("upgrade", node.id), EFFORT["agent"], text, _of_facts(node.id, facts))
+
+
+def acknowledge(node: Node, subject: str, code: str) -> Change:
+    """A problem is mended, or known and taken as it is."""
+    problem = node.problems[subject, code].problem
+
+    def after(world: World) -> World:
+        here = world.nodes[node.id]
+        return attrs.evolve(
+            world, nodes=world.nodes.set(node.id, attrs.evolve(here, problems=here.problems.delete((subject, code))))
+        )
+
+    what = "" if subject == "node" else f"{subject.partition(':')[2]} of "
+    text = f"mend {what}{node.id} ({code}: {problem.text}), or acknowledge the problem"
+    grade = EFFORT["node-health" if subject == "node" else "gpu-health"]
+    return Change(("problem", node.id, subject, code), grade, text, after)
+
+
+def free_disk(node: Node, needed: int, there: str, wanted: str) -> Change:
+    """Room for weights: `needed` bytes free on that disk."""
+
+    def after(world: World) -> World:
+        here = world.nodes[node.id]
+        assert here.facts is not None
+        host = here.facts.host
+        disks = tuple(replace(d, free_bytes=max(d.free_bytes, needed)) if _weights(d) else d for d in host.disks)
+        problems = here.problems
+        if ("node", FULL_DISK) in problems:
+            problems = problems.delete(("node", FULL_DISK))
+        here = attrs.evolve(here, facts=replace(here.facts, host=replace(host, disks=disks)), problems=problems)
+        return attrs.evolve(world, nodes=world.nodes.set(node.id, here))
+
+    text = f"free disk for weights on {node.id}: {wanted} needed, {there} there"
+    return Change(("disk", node.id), EFFORT["disk"], text, after)
+
+
+def free_memory(node: Node, there: str, wanted: str) -> Change:
+    """What else runs on the machine gives memory back."""
+
+    def after(world: World) -> World:
+        here = world.nodes[node.id]
+        return attrs.evolve(world, nodes=world.nodes.set(node.id, attrs.evolve(here, load=None)))
+
+    text = f"free memory on {node.id}, where others take it: {there} is free, {wanted} needed"
+    return Change(("memory", node.id), EFFORT["memory"], text, after)
+
+
+def install(node: NodeId, engine: str, version: str, there: str) -> Change:
+    def facts(known: Register) -> Register:
+        rest = tuple(i for i in known.installs if (i.engine, i.version) != (engine, version))
+        return replace(known, installs=(EngineInstall(engine=engine, version=version), *rest))
+
+    wanted = f"{engine} {version}".strip()
+    return Change(
+        ("install", node, engine, version),
+        EFFORT["engine"],
+        f"install {wanted} on {node} ({there})",
+        _of_facts(node, facts),
+    )
+
+
+# GPUs --------------------------------------------------------------------------------------------------------
+
+
+def mend_gpu(node: NodeId, gpu: Gpu) -> Change:
+    text = f"mend {gpu.uuid} of {node}: it cannot be read ({gpu.unreadable})"
+    return Change(
+        ("gpu", node, gpu.uuid),
+        EFFORT["gpu-health"],
+        text,
+        _of_gpus(node, lambda g: replace(g, unreadable="") if g.uuid == gpu.uuid else g),
+    )
+
+
+def mend_fabric(node: NodeId, there: str) -> Change:
+    """The NVLink fabric of all GPUs of a node comes up."""
+
+    def mended(gpu: Gpu) -> Gpu:
+        if gpu.fabric is None or gpu.fabric.state in ("not-supported", ""):
+            return gpu
+        return replace(gpu, fabric=replace(gpu.fabric, state="completed", status=0))
+
+    return Change(
+        ("nvlink", node),
+        EFFORT["gpu-fabric"],
+        f"bring the NVLink fabric of {node} up ({there})",
+        _of_gpus(node, mended),
+    )
+
+
+def stop_foreign(node: Node, gpu: str, there: str) -> Change:
+    """Processes that are nobody's shard leave a GPU."""
+    pids = sorted({(p.pid, p.name) for p in node.gpu_processes if p.gpu == gpu and not p.shard})
+
+    def after(world: World) -> World:
+        here = world.nodes[node.id]
+        mine = tuple(p for p in here.gpu_processes if p.gpu != gpu or p.shard)
+        loads = here.gpu_loads
+        if (load := loads.get(gpu)) is not None:
+            loads = loads.set(gpu, replace(load, memory_used_bytes=0))
+        here = attrs.evolve(here, gpu_processes=mine, gpu_loads=loads)
+        return attrs.evolve(world, nodes=world.nodes.set(node.id, here))
+
+    who = ", ".join(f"{pid} {name}".strip() for pid, name in pids) or "processes that its driver hides"
+    text = f"stop what else holds memory of {gpu} on {node.id} ({there}): {who}"
+    return Change(("foreign", node.id, gpu), EFFORT["gpu-foreign"], text, after)
+
+
+# Other replicas ----------------------------------------------------------------------------------------------
+
+
+def scale(model: ModelName, to: int, going: Collection[Shard]) -> Change:
+    """Fewer replicas of another model: these shards of it go."""
+    replicas = sorted({shard.replica for shard in going})
+
+    def after(world: World) -> World:
+        known = world.models.get(model)
+        if known is not None:
+            world = attrs.evolve(world, models=world.models.set(model, replace(known, replicas=to)))
+        return without(world, [shard.id for shard in going])
+
+    where = ", ".join(f"{r} on {', '.join(sorted({s.node for s in going if s.replica == r}))}" for r in replicas)
+    goes = "goes" if len(replicas) == 1 else "go"
+    text = f"`llmgw ctl scale {model} {to}`: {where} {goes}"
+    return Change(("scale", model, str(to)), EFFORT["gpus-free"] * len(replicas), text, after)
+
+
+def wait(shards: Collection[Shard]) -> Change:
+    """What is on its way out on a node is gone."""
+    names = ", ".join(sorted(shard.id for shard in shards))
+    node = min(shard.node for shard in shards)
+    text = f"wait until {names} on {node} {'has' if len(shards) == 1 else 'have'} ended"
+    ids = [shard.id for shard in shards]
+    return Change(("wait", node), EFFORT["wait"], text, lambda w: without(w, ids))
+
+
+def without(world: World, ids: Iterable[ShardId]) -> World:
+    """The world after these shards are gone and their nodes have told what that gave back."""
+    shards, nodes = world.shards, world.nodes
+    for id in ids:
+        shard = shards.get(id)
+        if shard is None:
+            continue
+        shards = shards.delete(id)
+        node = nodes.get(shard.node)
+        if node is not None:
+            nodes = nodes.set(node.id, given_back(node, shard))
+    return attrs.evolve(world, shards=shards, nodes=nodes)
+
+
+def given_back(node: Node, shard: Shard) -> Node:
+    """A node on which a shard's processes have ended: memory and GPUs are free again."""
+    load, loads = node.load, node.shard_loads
+    if shard.id in loads:
+        if load is not None and load.memory_available_bytes:
+            free = load.memory_available_bytes + loads[shard.id].rss_bytes
+            load = replace(load, memory_available_bytes=free)
+        loads = loads.delete(shard.id)
+    processes, gpus = node.gpu_processes, node.gpu_loads
+    if shard.spec.gpus:
+        held = set(shard.spec.gpus)
+        processes = tuple(p for p in processes if p.shard != shard.id)
+        foreign: dict[str, int] = {}
+        for process in processes:
+            if not process.shard:
+                foreign[process.gpu] = foreign.get(process.gpu, 0) + (process.memory_bytes or 0)
+        emptied = {u: replace(gpus[u], memory_used_bytes=foreign.get(u, 0)) for u in held if u in gpus}
+        gpus = gpus.update(emptied)
+    return attrs.evolve(node, load=load, shard_loads=loads, gpu_processes=processes, gpu_loads=gpus)
+
+
+# A machine more ----------------------------------------------------------------------------------------------
+
+#: The name under which a machine stands that is not there yet.
+NEW = NodeId("\N{HORIZONTAL ELLIPSIS}new")
+
+
+def bad_problems(node: Node, subject: str) -> tuple[str, ...]:
+    """The codes of the bad problems of a subject that nobody acknowledged, by name."""
+    return tuple(
+        sorted(
+            key[1]
+            for key, open_ in node.problems.items()
+            if key[0] == subject and open_.problem.grade is Grade.BAD and open_.acknowledged_until is None
+        )
+    )
+
+
+def _weights(disk: Disk) -> bool:
+    return disk.purpose == "weights"
+
+
+def _of_facts(node: NodeId, change: Callable[[Register], Register]) -> Act:
+    def after(world: World) -> World:
+        here = world.nodes[node]
+        assert here.facts is not None
+        return attrs.evolve(world, nodes=world.nodes.set(node, attrs.evolve(here, facts=change(here.facts))))
+
+    return after
+
+
+def _of_gpus(node: NodeId, change: Callable[[Gpu], Gpu]) -> Act:
+    return _of_facts(node, lambda facts: replace(facts, gpus=tuple(map(change, facts.gpus))))
