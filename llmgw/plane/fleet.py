@@ -188,6 +188,10 @@ class Fleet:
             await self._change(lambda world: operate.want(world, revised(world.models, models, clock), clock))
         return applied
 
+    async def rollback(self, model: str, to: int | None = None) -> None:
+        """The profile that a model had before, or that of revision `to`. Raises NotFound, Conflict."""
+        await self._change(lambda world: operate.rollback(world, model, self._wall(), to))
+
     async def cordon(self, node: NodeId, on: bool) -> None:
         """A cordoned node takes no new shard; what runs there stays. Off also ends a drain."""
         await self._change(lambda world: operate.cordon(world, node, on, self._wall()))

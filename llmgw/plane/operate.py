@@ -18,6 +18,8 @@ from llmgw.plane.drains import drained, left
 from llmgw.plane.event import Event
 from llmgw.plane.health import cleared
 from llmgw.plane.models import MOST_REPLICAS
+from llmgw.plane.profiles import differences
+from llmgw.plane.rollout import rolled_back
 from llmgw.plane.world import Ack, Model, Node, Stage, World
 from llmgw.units import format_duration
 from llmgw.wire.facts import ModelName, NodeId
@@ -37,7 +39,10 @@ def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
         if old is None:
             say("model-added", name, f"{name}: {new.replicas} replicas are wanted")
         elif old != new:
-            say("model-changed", name, f"{name}: {', '.join(_parts(old, new))}")
+            words = f"{name}: {', '.join(_parts(old, new))}"
+            if old.revision != new.revision:
+                words += f" ({'; '.join(differences(old.profile, new.profile))})"
+            say("model-changed", name, words)
     for name in sorted(set(world.models) - set(models)):
         say("model-removed", name, f"{name} is wanted no more")
     if not events:
@@ -56,6 +61,19 @@ def scale(world: World, name: str, replicas: int, clock: float) -> Changed:
     event = Event(kind="model-scaled", subject=f"model:{name}", text=text, clock=clock)
     models = world.models.set(model.name, structs.replace(model, replicas=replicas))
     return attrs.evolve(world, models=models, version=world.version + 1), (event,)
+
+
+def rollback(world: World, name: str, clock: float, to: int | None = None) -> Changed:
+    """A model with the profile it had before, or with that of revision `to`, for all its replicas in turn.
+
+    Raises NotFound for a model or a revision that is not known, Conflict when there is nothing to go back to.
+    """
+    old = known_model(world, name)
+    new = rolled_back(old, clock, to)
+    what = "; ".join(differences(old.profile, new.profile))
+    text = f"{name}: rolled back from revision {old.revision} of its profile to {new.revision} ({what})"
+    event = Event(kind="model-rolled-back", subject=f"model:{name}", text=text, clock=clock)
+    return attrs.evolve(world, models=world.models.set(new.name, new), version=world.version + 1), (event,)
 
 
 def known_model(world: World, name: str) -> Model:

@@ -77,7 +77,8 @@ class ShardView(Struct, frozen=True, kw_only=True):
     """One engine process of a replica: where, in which state, since when, and what it uses.
 
     `want` is what the plane wants of it ("run", "drain", "stop"); `retry_in` is how long a restart still
-    waits. `cpu_percent` is of one thread, so may pass 100.
+    waits. `cpu_percent` is of one thread, so may pass 100. `network` is what the engine's log says its replica's
+    members talk over, `warning` what is wrong and no end; `stop_in` how long a draining one may go on at most.
     """
 
     id: str = ""
@@ -108,10 +109,18 @@ class ShardView(Struct, frozen=True, kw_only=True):
     first_failure: FailureView | None = None
     last_failure: FailureView | None = None
     command: tuple[str, ...] = ()
+    revision: int = 0
+    network: str = ""
+    warning: str = ""
+    stop_in: float | None = None
 
 
 class ReplicaView(Struct, frozen=True, kw_only=True):
-    """One running copy of a model. `state` is that of its slowest shard; `in_flight` the gateway's requests to it."""
+    """One running copy of a model. `state` is that of its slowest shard; `in_flight` the gateway's requests to it.
+
+    `revision` of the model's profile it was made from, `outdated` where another one is wanted; `generation` is the
+    number of the attempt, `waiting` what it waits for now, in words.
+    """
 
     id: str = ""
     model: str = ""
@@ -125,6 +134,11 @@ class ReplicaView(Struct, frozen=True, kw_only=True):
     cause: str = ""
     in_flight: int | None = None
     shards: tuple[ShardView, ...] = ()
+    generation: int = 0
+    revision: int = 0
+    outdated: bool = False
+    warning: str = ""
+    waiting: str = ""
 
 
 class ReplicasReply(Struct, frozen=True, kw_only=True):
@@ -132,13 +146,86 @@ class ReplicasReply(Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaView, ...] = ()
 
 
+class VariableView(Struct, frozen=True, kw_only=True):
+    """A variable of an engine's environment. `by`: "plane" or "profile"; `instead` of what the plane would write."""
+
+    name: str = ""
+    value: str = ""
+    by: str = "plane"
+    instead: str = ""
+
+
+class MemberView(Struct, frozen=True, kw_only=True):
+    """One member of a replica, by rank; rank 0 leads. `ports` are those that the plane reserved, by purpose.
+
+    `environment` is what the plane wrote from what it knows of the wires, and where the profile wins over it; `rdma`
+    the ports ("mlx5_0:1") that the members are meant to use, none where sockets are meant. `waiting`: in words.
+    """
+
+    shard: ShardView = ShardView()
+    stage: str = ""
+    ports: dict[str, int] = {}
+    environment: tuple[VariableView, ...] = ()
+    rdma: tuple[str, ...] = ()
+    waiting: str = ""
+
+
+class EvidenceView(Struct, frozen=True, kw_only=True):
+    """The newest bandwidth test between two members' nodes; `age` null and no `text`: there was none.
+
+    `bad` and `good` are rails. One that is `stale` is too old to keep a replica away.
+    """
+
+    a: str = ""
+    b: str = ""
+    clock: float = 0.0
+    age: float | None = None
+    stale: bool = False
+    good: tuple[str, ...] = ()
+    bad: tuple[str, ...] = ()
+    text: str = ""
+
+
+class AttemptView(Struct, frozen=True, kw_only=True):
+    """A failed attempt of a replica: the member that failed, and in `log` the command that shows its log."""
+
+    shard: str = ""
+    node: str = ""
+    failure: FailureView = FailureView()
+    log: str = ""
+
+
+class ReplicaReply(Struct, frozen=True, kw_only=True):
+    """Everything the plane knows of one replica. `why` is why it is where it is; `waiting` what it waits for.
+
+    `restarts` failures in a row so far, of which `first` is the first and `last` the newest.
+    """
+
+    api: int = API
+    replica: ReplicaView = ReplicaView()
+    engine: str = ""
+    source: str = ""
+    wanted_revision: int | None = None
+    want: str = "run"
+    why: str = ""
+    waiting: tuple[str, ...] = ()
+    restarts: int = 0
+    members: tuple[MemberView, ...] = ()
+    evidence: tuple[EvidenceView, ...] = ()
+    first: AttemptView | None = None
+    last: AttemptView | None = None
+
+
 # --- models ------------------------------------------------------------------------------------------
 
 
 class ModelView(Struct, frozen=True, kw_only=True):
-    """A model: how many replicas are wanted, placed and ready, and what keeps the rest away.
+    """A model: how many replicas are wanted now, placed and ready, and what keeps the rest away.
 
     `elsewhere` are the addresses of engines that serve it too and are not the plane's to run (`[[endpoints]]`).
+    `updated` replicas have the wanted revision of its profile; `rollout` says in words how a change goes on, `paused`
+    why it does not. `replicas` is how many were asked for: none of them are wanted while it is `unloaded`, for want of
+    requests for `idle` seconds; `idle_in` is how long until then, if no request comes.
     """
 
     name: str = ""
@@ -153,11 +240,44 @@ class ModelView(Struct, frozen=True, kw_only=True):
     reason: str = ""
     smallest_change: str = ""
     elsewhere: tuple[str, ...] = ()
+    updated: int = 0
+    rollout: str = ""
+    paused: str = ""
+    surge: int = 1
+    replicas: int = 0
+    idle: float = 0.0
+    idle_in: float | None = None
+    unloaded: bool = False
+    revisions: int = 1
 
 
 class ModelsReply(Struct, frozen=True, kw_only=True):
     api: int = API
     models: tuple[ModelView, ...] = ()
+
+
+class RevisionView(Struct, frozen=True, kw_only=True):
+    """A profile that a model has or had. `changes` against the one before, in words; `replicas` that run it now.
+
+    `clock` is until when it was wanted; 0 for the present one.
+    """
+
+    revision: int = 0
+    current: bool = False
+    clock: float = 0.0
+    engine: str = ""
+    source: str = ""
+    changes: tuple[str, ...] = ()
+    replicas: int = 0
+
+
+class HistoryReply(Struct, frozen=True, kw_only=True):
+    """A model's profiles in the order in which they were wanted: what a roll back can go to, and what differs."""
+
+    api: int = API
+    model: str = ""
+    revision: int = 0
+    revisions: tuple[RevisionView, ...] = ()
 
 
 class ReasonView(Struct, frozen=True, kw_only=True):
@@ -217,7 +337,9 @@ class ApplyReply(Struct, frozen=True, kw_only=True):
 class NodeRow(Struct, frozen=True, kw_only=True):
     """A node in one line. `problems` counts open, unacknowledged ones by grade.
 
-    `stage`: "expected", "ready", "unreachable" or "lost"; `heard_age` is the silence so far.
+    `stage`: "expected", "ready", "unreachable" or "lost"; `heard_age` is the silence so far. `drained`: it is
+    draining, and nothing runs there any more; `drain_within` is how long its shards may finish requests, where an
+    operator said so.
     """
 
     id: str = ""
@@ -245,6 +367,21 @@ class NodeRow(Struct, frozen=True, kw_only=True):
     shards: int = 0
     shards_ready: int = 0
     problems: dict[str, int] = {}
+    drained: bool = False
+    drain_within: float | None = None
+
+
+class LeavingView(Struct, frozen=True, kw_only=True):
+    """What is still on a node that is being drained, and in `text` what its leaving waits for."""
+
+    shard: str = ""
+    replica: str = ""
+    model: str = ""
+    state: str = ""
+    want: str = ""
+    in_flight: int | None = None
+    stop_in: float | None = None
+    text: str = ""
 
 
 class NodesReply(Struct, frozen=True, kw_only=True):
@@ -397,7 +534,8 @@ class NodeReply(Struct, frozen=True, kw_only=True):
     """Everything the plane knows of one node. `why_no_gpus` is the driver's reason when there are none to see.
 
     `clock_offset` is how far the node's clock is ahead of the plane's, in seconds and only shown. `expected` is null
-    when nothing was confirmed, so that its peers count. `history` is what happened there lately, oldest first.
+    when nothing was confirmed, so that its peers count. `history` is what happened there lately, oldest first;
+    `leaving` what a drain still waits for.
     """
 
     api: int = API
@@ -430,6 +568,7 @@ class NodeReply(Struct, frozen=True, kw_only=True):
     clock_offset: float | None = None
     expected: ExpectedView | None = None
     history: tuple[EventView, ...] = ()
+    leaving: tuple[LeavingView, ...] = ()
 
 
 # --- the whole, and what happened -----------------------------------------------------------------------

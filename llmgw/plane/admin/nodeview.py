@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
+from immutables import Map
 
-from llmgw.plane.admin.shardview import shard_view, stray_view
+from llmgw.plane import drains
+from llmgw.plane.admin.shardview import members_of, shard_view, stray_view
 from llmgw.plane.event import Event
 from llmgw.plane.expect import in_words
 from llmgw.plane.rates import rates as rates_of
-from llmgw.plane.world import Inventory, Node, OpenProblem, Shard, Want, World, seen
+from llmgw.plane.world import DEFAULT, Inventory, Node, OpenProblem, Settings, Shard, Want, World, seen
 from llmgw.wire.agent import Register
 from llmgw.wire.api import (
     EventView,
@@ -19,13 +21,15 @@ from llmgw.wire.api import (
     GidView,
     GpuProcessView,
     GpuView,
+    LeavingView,
     MigView,
     NodeReply,
     NodeRow,
     PortView,
     ProblemView,
+    ShardView,
 )
-from llmgw.wire.facts import Gpu, GpuLoad, Grade, NodeId, Port, ShardState
+from llmgw.wire.facts import Gpu, GpuLoad, Grade, ModelName, NodeId, Port, ShardState
 
 _WORST_FIRST = (Grade.BAD, Grade.WARN, Grade.NOTE, Grade.UNKNOWN)
 
@@ -77,11 +81,11 @@ def shards_by_node(world: World) -> dict[NodeId, list[Shard]]:
 
 def node_rows(world: World, now: float) -> tuple[NodeRow, ...]:
     """Every node in one line each, by name."""
-    placed = shards_by_node(world)
-    return tuple(node_row(node, placed[node.id], now) for _, node in sorted(world.nodes.items()))
+    placed, strays = shards_by_node(world), Counter(stray.node for stray in world.strays.values())
+    return tuple(node_row(node, placed[id], now, strays[id]) for id, node in sorted(world.nodes.items()))
 
 
-def node_row(node: Node, shards: list[Shard], now: float) -> NodeRow:
+def node_row(node: Node, shards: list[Shard], now: float, strays: int = 0) -> NodeRow:
     facts = node.facts or Register(node=node.id, version="")
     loads = node.gpu_loads.values()
     rails = [port for port in facts.ports if port.role == "fabric"]
@@ -111,6 +115,8 @@ def node_row(node: Node, shards: list[Shard], now: float) -> NodeRow:
         shards=len(shards),
         shards_ready=sum(seen(shard, node) is ShardState.READY for shard in shards),
         problems=grades([node], now),
+        drained=node.draining and not shards and not strays,
+        drain_within=node.drain_within,
     )
 
 
@@ -152,16 +158,35 @@ def _expected(confirmed: Inventory | None) -> ExpectedView | None:
     )
 
 
-def node_reply(node: Node, world: World, now: float, history: Iterable[Event] = ()) -> NodeReply:
+def node_reply(
+    node: Node,
+    world: World,
+    now: float,
+    history: Iterable[Event] = (),
+    in_flight: Mapping[str, int] = Map(),
+    settings: Settings = DEFAULT,
+) -> NodeReply:
     """Everything the plane knows of one node; `history` is what happened there lately."""
     shards = sorted(shards_by_node(world)[node.id], key=lambda shard: shard.id)
-    row = node_row(node, shards, now)
     strays = tuple(stray_view(stray, node) for _, stray in sorted(world.strays.items()) if stray.node == node.id)
-    views = tuple(shard_view(shard, node, now) for shard in shards)
+    row = node_row(node, shards, now, len(strays))
+    members = members_of(world.shards.values()) if shards else {}
+    views = tuple(
+        shard_view(shard, node, now, drains.of_replica(world, members[shard.replica], settings)) for shard in shards
+    )
+    leaving = _leaving(views, strays, world, in_flight) if node.draining else ()
     problems = problem_views([node], now)
     facts, confirmed, happened = node.facts, _expected(node.expected), tuple(map(event_view, history))
     if facts is None:
-        return NodeReply(node=row, shards=views, strays=strays, problems=problems, expected=confirmed, history=happened)
+        return NodeReply(
+            node=row,
+            shards=views,
+            strays=strays,
+            problems=problems,
+            expected=confirmed,
+            history=happened,
+            leaving=leaving,
+        )
     host = facts.host
     return NodeReply(
         node=row,
@@ -193,7 +218,43 @@ def node_reply(node: Node, world: World, now: float, history: Iterable[Event] = 
         clock_offset=node.clock_offset,
         expected=confirmed,
         history=happened,
+        leaving=leaving,
     )
+
+
+def _leaving(
+    shards: Iterable[ShardView], strays: Iterable[ShardView], world: World, in_flight: Mapping[str, int]
+) -> tuple[LeavingView, ...]:
+    """What is still on a node that is being drained, and what its leaving waits for."""
+    found = []
+    for view in (*shards, *strays):
+        requests = in_flight.get(view.replica) if view.want != "stop" else None
+        found.append(
+            LeavingView(
+                shard=view.id,
+                replica=view.replica,
+                model=view.model,
+                state=view.state,
+                want=view.want,
+                in_flight=requests,
+                stop_in=view.stop_in,
+                text=_awaits(view, world, requests or 0),
+            )
+        )
+    return tuple(found)
+
+
+def _awaits(view: ShardView, world: World, requests: int) -> str:
+    if view.want == "stop":
+        return "being stopped"
+    if view.want == "drain":
+        left = f"{view.stop_in:.0f} s more at most" if view.stop_in is not None else "a moment more"
+        serves = f"finishes {requests} request{'s' if requests != 1 else ''}" if requests else "finishes what it serves"
+        return f"gets no new requests; {serves}, for {left}"
+    unplaced = world.unplaced.get(ModelName(view.model))
+    if unplaced is not None:
+        return f"stays until there is room for its replacement: `llmgw ctl why {view.model}`"
+    return "serves until its replacement is ready"
 
 
 def _gpu(gpu: Gpu, node: Node, shards: list[Shard]) -> GpuView:

@@ -1,18 +1,16 @@
-"""Shards, replicas and models as the admin API shows them. Pure."""
+"""Shards and replicas as the admin API shows them, and why a model is not served. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from immutables import Map
-from msgspec import structs
-
+from llmgw.plane import drains
 from llmgw.plane.why import why
-from llmgw.plane.world import Failure, Model, Node, Shard, Stray, World, seen
+from llmgw.plane.world import DEFAULT, ENDED, Failure, Node, Settings, Shard, Stage, Stray, Want, World, seen
+from llmgw.units import format_duration
 from llmgw.wire.api import (
     FailureView,
-    ModelView,
     ProgressView,
     ReasonView,
     ReplicaView,
@@ -35,8 +33,8 @@ _ADVANCE = (
 )
 
 
-def shard_view(shard: Shard, node: Node | None, now: float) -> ShardView:
-    """One placed shard: the plane's wish beside the node's word."""
+def shard_view(shard: Shard, node: Node | None, now: float, within: float | None = None) -> ShardView:
+    """One placed shard: the plane's wish beside the node's word. `within`: seconds that it may take to drain."""
     said = shard.status if shard.status is not None and shard.status.generation == shard.generation else None
     state = seen(shard, node)
     load = node.shard_loads.get(shard.id) if node else None
@@ -69,10 +67,21 @@ def shard_view(shard: Shard, node: Node | None, now: float) -> ShardView:
         progress=ProgressView(what=said.progress.what, done=said.progress.done, total=said.progress.total)
         if said and said.progress
         else None,
-        first_failure=_failure(shard.first_failure),
-        last_failure=_failure(shard.last_failure),
+        first_failure=failure_view(shard.first_failure),
+        last_failure=failure_view(shard.last_failure),
         command=said.command if said else (),
+        revision=shard.revision,
+        network=said.network if said else "",
+        warning=said.warning if said else "",
+        stop_in=stop_in(shard, now, within),
     )
+
+
+def stop_in(shard: Shard, now: float, within: float | None) -> float | None:
+    """Seconds that a draining shard may still go on at most; None for one that does not drain."""
+    if shard.want is not Want.DRAIN or within is None:
+        return None
+    return max(0.0, shard.want_at + within - now) if shard.want_at is not None else 0.0
 
 
 def stray_view(stray: Stray, node: Node | None) -> ShardView:
@@ -99,7 +108,7 @@ def stray_view(stray: Stray, node: Node | None) -> ShardView:
     )
 
 
-def _failure(failure: Failure | None) -> FailureView | None:
+def failure_view(failure: Failure | None) -> FailureView | None:
     if failure is None:
         return None
     return FailureView(
@@ -113,36 +122,54 @@ def _failure(failure: Failure | None) -> FailureView | None:
 
 
 def replica_views(
-    world: World, now: float, wall: float, *, model: ModelName | None = None, in_flight: Mapping[str, int] | None = None
+    world: World,
+    now: float,
+    wall: float,
+    *,
+    model: ModelName | None = None,
+    in_flight: Mapping[str, int] | None = None,
+    settings: Settings = DEFAULT,
 ) -> tuple[ReplicaView, ...]:
     """Every replica, or those of one model, by model and name. `in_flight` are the gateway's requests by replica."""
-    members: dict[ReplicaId, list[Shard]] = defaultdict(list)
-    for shard in world.shards.values():
-        if model is None or shard.model == model:
-            members[shard.replica].append(shard)
     views = (
-        _replica(replica, sorted(shards, key=lambda shard: shard.rank), world, now, wall, in_flight)
-        for replica, shards in members.items()
+        replica_view(members, world, now, wall, in_flight, settings)
+        for members in members_of(world.shards.values(), model).values()
     )
     return tuple(sorted(views, key=lambda view: (view.model, view.id)))
 
 
-def _replica(
-    replica: ReplicaId,
+def members_of(shards: Iterable[Shard], model: ModelName | None = None) -> dict[ReplicaId, list[Shard]]:
+    """The members of each replica, or of those of one model, by rank."""
+    found: dict[ReplicaId, list[Shard]] = defaultdict(list)
+    for shard in shards:
+        if model is None or shard.model == model:
+            found[shard.replica].append(shard)
+    for members in found.values():
+        if len(members) > 1:
+            members.sort(key=lambda shard: shard.rank)
+    return found
+
+
+def replica_view(
     shards: list[Shard],
     world: World,
     now: float,
     wall: float,
     in_flight: Mapping[str, int] | None,
+    settings: Settings = DEFAULT,
 ) -> ReplicaView:
-    views = tuple(shard_view(shard, world.nodes.get(shard.node), now) for shard in shards)
+    """A replica by its members, in the order of their ranks."""
+    leader, model = shards[0], world.models.get(shards[0].model)
+    leaving = any(shard.want is Want.DRAIN for shard in shards)
+    within = drains.of_replica(world, shards, settings) if leaving else None
+    views = tuple(shard_view(shard, world.nodes.get(shard.node), now, within) for shard in shards)
     failures = [shard.last_failure for shard in shards if shard.last_failure is not None]
     placed = [shard.placed_clock for shard in shards if shard.placed_clock]
     ready_ages = [view.ready_age for view in views if view.ready_age is not None]
     state = least_advanced(seen(shard, world.nodes.get(shard.node)) for shard in shards)
     return ReplicaView(
-        id=replica,
-        model=shards[0].model,
+        id=leader.replica,
+        model=leader.model,
         state=state.value,
         nodes=tuple(dict.fromkeys(view.node for view in views)),
         address=views[0].address,
@@ -151,9 +178,57 @@ def _replica(
         ready_age=min(ready_ages) if state is ShardState.READY and ready_ages else None,
         restarts=max(view.restarts for view in views),
         cause=_cause(max(failures, key=lambda failure: failure.clock)) if failures else "",
-        in_flight=in_flight.get(replica) if in_flight is not None else None,
+        in_flight=in_flight.get(leader.replica) if in_flight is not None else None,
         shards=views,
+        generation=max(shard.generation for shard in shards),
+        revision=leader.revision,
+        outdated=model is not None and model.revision != leader.revision,
+        warning=next((view.warning for view in views if view.warning), ""),
+        waiting="; ".join(words for _, words in waits(shards, world, now)),
     )
+
+
+def waits(members: Sequence[Shard], world: World, now: float) -> tuple[tuple[Shard, str], ...]:
+    """What the members of a replica wait for, of each that waits for something: the shard, and in words."""
+    found = ((shard, _waits(shard, members, world, now)) for shard in members)
+    return tuple((shard, words) for shard, words in found if words)
+
+
+def _waits(shard: Shard, members: Sequence[Shard], world: World, now: float) -> str:
+    node, state = world.nodes.get(shard.node), shard.state
+    if node is None or node.stage is not Stage.READY:
+        if state is ShardState.READY and node is not None and node.stage is Stage.UNREACHABLE:
+            return ""
+        return f"{shard.node} is {'not known' if node is None else node.stage.value}"
+    if shard.want is not Want.RUN:
+        return ""
+    heard = shard.status is not None and shard.status.generation == shard.generation
+    if state in ENDED and heard:
+        if shard.not_before is not None and shard.not_before > now:
+            return f"the next attempt, in {format_duration(shard.not_before - now)}"
+        unplaced = world.unplaced.get(shard.model)
+        return "room for its next attempt" if unplaced is not None else ""
+    if not node.connected:
+        return f"{shard.node} has no stream: its agent is awaited"
+    if not heard:
+        late = [other for other in members if other.rank and not _is_ready(other, shard.generation)]
+        if shard.rank == 0 and late:
+            those = ", ".join(f"{other.id} on {other.node} ({_stands(other)})" for other in late)
+            return f"its followers: {those}"
+        return f"{shard.node} to take up generation {shard.generation}"
+    return ""
+
+
+def _is_ready(shard: Shard, generation: int) -> bool:
+    return shard.generation == generation and shard.state is ShardState.READY
+
+
+def _stands(shard: Shard) -> str:
+    """A shard's state in a word or two, with how far a transfer is."""
+    progress = shard.status.progress if shard.status is not None else None
+    if shard.state is ShardState.FETCHING and progress is not None and progress.total:
+        return f"fetching, {100 * progress.done // progress.total} %"
+    return shard.state.value
 
 
 def _cause(failure: Failure) -> str:
@@ -167,55 +242,6 @@ def _cause(failure: Failure) -> str:
 def least_advanced(states: Iterable[ShardState]) -> ShardState:
     """The state that holds the others back; UNKNOWN of none."""
     return min(states, key=_ADVANCE.index, default=ShardState.UNKNOWN)
-
-
-def model_views(
-    world: World, now: float, wall: float, elsewhere: Mapping[str, tuple[str, ...]] = Map()
-) -> tuple[ModelView, ...]:
-    """Every wanted model, those that still have replicas, and those that are served elsewhere, by name."""
-    replicas: dict[str, list[ReplicaView]] = defaultdict(list)
-    for view in replica_views(world, now, wall):
-        replicas[view.model].append(view)
-    names = {*world.models, *map(ModelName, replicas), *map(ModelName, elsewhere)}
-    return tuple(
-        structs.replace(_model(name, world.models.get(name), replicas[name], world), elsewhere=elsewhere.get(name, ()))
-        for name in sorted(names)
-    )
-
-
-def _model(name: ModelName, model: Model | None, replicas: list[ReplicaView], world: World) -> ModelView:
-    unplaced = world.unplaced.get(name)
-    ready = sum(view.state == ShardState.READY for view in replicas)
-    if model is None:
-        reason = "no longer wanted: its replicas end" if replicas else ""
-        return ModelView(name=name, placed=len(replicas), ready=ready, reason=reason)
-    profile = model.profile
-    reason = ""
-    if unplaced is not None:
-        reason = unplaced.reasons[0].text if len(unplaced.reasons) == 1 else _tally(unplaced.reasons)
-    elif ready < model.replicas:
-        reason = next((view.cause for view in replicas if view.state != ShardState.READY and view.cause), "")
-    return ModelView(
-        name=name,
-        engine=" ".join(filter(None, (profile.engine, profile.engine_version))),
-        source=profile.source,
-        revision=model.revision,
-        wanted=model.replicas,
-        placed=len(replicas),
-        ready=ready,
-        nodes_each=profile.nodes,
-        gpus_each=profile.resources.gpus,
-        reason=reason,
-        smallest_change=unplaced.smallest_change if unplaced else "",
-    )
-
-
-def _tally(reasons: Iterable[object]) -> str:
-    counts: dict[str, int] = defaultdict(int)
-    for reason in reasons:
-        counts[str(getattr(reason, "check", ""))] += 1
-    worst = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{check} on {count} node{'s' if count > 1 else ''}" for check, count in worst)
 
 
 def why_reply(model: ModelName, world: World, now: float, wall: float) -> WhyReply:

@@ -11,17 +11,22 @@ from collections.abc import Iterable, Mapping
 from llmgw import __version__
 from llmgw.convert import near
 from llmgw.errors import NotFound
+from llmgw.plane.admin.modelview import history_reply, model_views
 from llmgw.plane.admin.nodeview import event_view, grades, node_reply, node_rows, problem_views
+from llmgw.plane.admin.replicaview import replica_reply
 from llmgw.plane.admin.seams import NOTHING, Traffic
-from llmgw.plane.admin.shardview import model_views, replica_views, waiting, why_reply
+from llmgw.plane.admin.shardview import replica_views, waiting, why_reply
 from llmgw.plane.events import Event
-from llmgw.plane.world import Node, Stage, World
+from llmgw.plane.operate import known_model
+from llmgw.plane.world import DEFAULT, Node, Settings, Stage, World
 from llmgw.wire.api import (
+    HistoryReply,
     ModelsReply,
     NodeReply,
     NodesReply,
     OverviewReply,
     ProblemsReply,
+    ReplicaReply,
     ReplicasReply,
     StatusReply,
     WhyReply,
@@ -33,17 +38,38 @@ def nodes(world: World, now: float) -> NodesReply:
     return NodesReply(nodes=node_rows(world, now))
 
 
-def node(world: World, now: float, name: str, history: Iterable[Event] = ()) -> NodeReply:
+def node(
+    world: World,
+    now: float,
+    name: str,
+    history: Iterable[Event] = (),
+    traffic: Traffic = NOTHING,
+    settings: Settings = DEFAULT,
+) -> NodeReply:
     """One node. Raises NotFound, naming the near miss."""
-    return node_reply(known_node(world, name), world, now, history)
+    return node_reply(known_node(world, name), world, now, history, traffic.in_flight, settings)
 
 
-def models(world: World, now: float, wall: float, traffic: Traffic = NOTHING) -> ModelsReply:
-    return ModelsReply(models=model_views(world, now, wall, traffic.elsewhere))
+def models(
+    world: World, now: float, wall: float, traffic: Traffic = NOTHING, settings: Settings = DEFAULT
+) -> ModelsReply:
+    return ModelsReply(models=model_views(world, now, wall, traffic.elsewhere, settings))
 
 
-def replicas(world: World, now: float, wall: float, traffic: Traffic) -> ReplicasReply:
-    return ReplicasReply(replicas=replica_views(world, now, wall, in_flight=traffic.in_flight))
+def history(world: World, name: str) -> HistoryReply:
+    """What a model was. Raises NotFound, naming the near miss."""
+    return history_reply(world, known_model(world, name))
+
+
+def replicas(world: World, now: float, wall: float, traffic: Traffic, settings: Settings = DEFAULT) -> ReplicasReply:
+    return ReplicasReply(replicas=replica_views(world, now, wall, in_flight=traffic.in_flight, settings=settings))
+
+
+def replica(
+    world: World, now: float, wall: float, name: str, traffic: Traffic, settings: Settings = DEFAULT
+) -> ReplicaReply:
+    """One replica, by its id, the beginning of it, or its model's name. Raises NotFound, BadInput."""
+    return replica_reply(world, name, now, wall, traffic.in_flight, settings)
 
 
 def problems(world: World, now: float) -> ProblemsReply:
@@ -61,12 +87,19 @@ def why(world: World, now: float, wall: float, name: str, traffic: Traffic = NOT
 
 
 def status(
-    world: World, now: float, wall: float, *, plane: str, since: float, traffic: Traffic, latest: int
+    world: World,
+    now: float,
+    wall: float,
+    *,
+    plane: str,
+    since: float,
+    traffic: Traffic,
+    latest: int,
+    settings: Settings = DEFAULT,
 ) -> StatusReply:
     """The fleet in a few numbers; `since` is when this plane started (monotonic)."""
-    return _status(
-        world, now, wall, plane, since, traffic, latest, replicas(world, now, wall, traffic), models(world, now, wall)
-    )
+    running, wanted = replicas(world, now, wall, traffic, settings), models(world, now, wall, settings=settings)
+    return _status(world, now, wall, plane, since, traffic, latest, running, wanted)
 
 
 def overview(
@@ -79,9 +112,10 @@ def overview(
     traffic: Traffic,
     latest: int,
     events: Iterable[Event],
+    settings: Settings = DEFAULT,
 ) -> OverviewReply:
     """What the page shows, of one moment."""
-    running, wanted = replicas(world, now, wall, traffic), models(world, now, wall, traffic)
+    running, wanted = replicas(world, now, wall, traffic, settings), models(world, now, wall, traffic, settings)
     return OverviewReply(
         status=_status(world, now, wall, plane, since, traffic, latest, running, wanted),
         nodes=node_rows(world, now),
@@ -117,7 +151,7 @@ def _status(
         gpus=sum(len(node.facts.gpus) for node in world.nodes.values() if node.facts),
         models=len(world.models),
         models_complete=sum(view.ready >= view.wanted for view in wanted.models if view.name in world.models),
-        replicas_wanted=sum(model.replicas for model in world.models.values()),
+        replicas_wanted=sum(view.wanted for view in wanted.models),
         replicas=dict(sorted(states.items())),
         strays=len(world.strays),
         problems=grades(world.nodes.values(), now),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quart import Blueprint
 
-from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, nodes, requests, weights
+from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, models, nodes, requests, weights
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: A new part of the API is a module beside this one and its line here.
 BLUEPRINTS: tuple[Callable[[Admin], Blueprint], ...] = (
     fleet.blueprint,
+    models.blueprint,
     nodes.blueprint,
     requests.blueprint,
     events.blueprint,

@@ -1,4 +1,4 @@
-"""What the fleet is and what is wanted of it: status, nodes, models, replicas, problems, why, apply."""
+"""What the fleet is and what is wanted of it: status, nodes, problems, why, apply."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def blueprint(admin: Admin) -> Blueprint:
                 since=admin.since,
                 traffic=admin.traffic(),
                 latest=fleet.events.latest.value,
+                settings=fleet.settings,
             )
         )
 
@@ -61,6 +62,7 @@ def blueprint(admin: Admin) -> Blueprint:
                         traffic=admin.traffic(),
                         latest=fleet.events.latest.value,
                         events=fleet.events.last(_RECENT),
+                        settings=fleet.settings,
                     )
                 ),
             )
@@ -72,19 +74,14 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/nodes/<name>")
     async def node(name: str) -> Response:
-        return answer(views.node(fleet.world.value, admin.clock(), name, fleet.events.about(name, _HISTORY)))
+        happened = fleet.events.about(name, _HISTORY)
+        return answer(
+            views.node(fleet.world.value, admin.clock(), name, happened, admin.traffic(), settings=fleet.settings)
+        )
 
     @part.get("/problems")
     async def problems() -> Response:
         return answer(views.problems(fleet.world.value, admin.clock()))
-
-    @part.get("/models")
-    async def models() -> Response:
-        return answer(views.models(fleet.world.value, admin.clock(), admin.wall(), admin.traffic()))
-
-    @part.get("/replicas")
-    async def replicas() -> Response:
-        return answer(views.replicas(fleet.world.value, admin.clock(), admin.wall(), admin.traffic()))
 
     @part.get("/why/<path:model>")
     async def why(model: str) -> Response:

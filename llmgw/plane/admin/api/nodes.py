@@ -10,9 +10,11 @@ from msgspec import Struct
 from quart import Blueprint, Response
 
 from llmgw.errors import BadInput, Conflict, NotFound
+from llmgw.plane import drains
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
 from llmgw.plane.expect import in_words
+from llmgw.units import format_duration
 from llmgw.wire.api import DoneReply
 from llmgw.wire.facts import NodeId
 
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
 
 #: The longest acknowledgement: a problem that nobody looks at for longer is forgotten.
 _LONGEST = 90 * 86400.0
+#: The longest time that a replica may take to finish its requests.
+_LONGEST_DRAIN = 7 * 86400.0
+
+
+class Drain(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many seconds what leaves the node may finish its requests; null: as long as the plane's setting says."""
+
+    within: float | None = None
 
 
 class Labels(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,8 +72,20 @@ def blueprint(admin: Admin) -> Blueprint:
 
     switch("cordon", lambda node: fleet.cordon(node, True), "{} is cordoned: it takes no new shard")
     switch("uncordon", lambda node: fleet.cordon(node, False), "{} takes new shards again")
-    switch("drain", lambda node: fleet.drain(node, True), "{} is draining: its replicas move elsewhere")
     switch("undrain", lambda node: fleet.drain(node, False), "{} is no longer draining")
+
+    @part.post("/nodes/<name>/drain")
+    async def drain(name: str) -> Response:
+        within = (await body(Drain)).within
+        if within is not None and not 0 <= within <= _LONGEST_DRAIN:
+            raise BadInput(f"a drain cannot take {within:g} s", remedy="give 0 seconds to 7 days")
+        node = views.known_node(fleet.world.value, name).id
+        await fleet.drain(node, True, within)
+        if not drains.left(fleet.world.value, node):
+            return answer(DoneReply(text=f"{node} is drained: nothing runs there"))
+        seconds = fleet.settings.drain if within is None else within
+        text = f"{node} is draining: its replicas move elsewhere, and may finish requests for"
+        return answer(DoneReply(text=f"{text} {format_duration(seconds)}"))
 
     @part.post("/nodes/<name>/label")
     async def label(name: str) -> Response:
