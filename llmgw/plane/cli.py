@@ -115,5 +115,43 @@ def restored(config: Path | None, directory: Path | None) -> None:
     from llmgw.plane.restored import raise_epoch
     from llmgw.plane.settings import find, load
 
-    epoch = trio.run(raise_epoch, load(find(config, directory), directory=directory))
+    settings = load(find(config, directory), directory=directory)
+    epoch = trio.run(raise_epoch, settings.path(settings.store))
     click.echo(f"The epoch is {epoch} now: start the plane. Nodes that joined since the backup must join again.")
+
+
+@plane.command()
+@_config
+@_directory
+@click.argument("file", type=click.Path(path_type=Path))
+def backup(config: Path | None, directory: Path | None, file: Path) -> None:
+    """Write all that makes this plane this plane into one FILE, or into a directory. The plane may run meanwhile."""
+    from llmgw.plane import backup as backing
+    from llmgw.plane.settings import find, load
+
+    made = backing.backup(load(find(config, directory), directory=directory), file)
+    click.echo(f"{made.path}: {made.bytes / (1 << 20):.1f} MiB, {', '.join(made.files)}")
+    click.echo("It holds the CA's key: keep it as you keep that.", err=True)
+    if made.missing:
+        click.echo(f"Not in it, since not there: {', '.join(made.missing)}", err=True)
+
+
+@plane.command()
+@_config
+@_directory
+@click.argument("file", type=click.Path(path_type=Path))
+def restore(config: Path | None, directory: Path | None, file: Path) -> None:
+    """Put a backup in place while the plane is stopped: of `backup`, or the copy that an upgrade left (plane.db.v*)."""
+    from llmgw.plane import backup as backing
+    from llmgw.plane.settings import find, load
+
+    done = backing.restore(lambda: load(find(config, directory), directory=directory), file)
+    if done.aside is not None:
+        click.echo(f"The state that was there lies in {done.aside}")
+    if done.files:
+        click.echo(f"Put back with the state: {', '.join(done.files)}")
+    if done.kept:
+        click.echo(f"Left as they are here, and different in the backup: {', '.join(done.kept)}")
+    option = f" --dir {directory}" if directory else ""
+    click.echo(f"The epoch is {done.epoch} now. Next:\n  llmgw-plane check{option}\n  start the plane")
+    click.echo("Nodes that joined, or renewed their certificate, since the backup must join again.")

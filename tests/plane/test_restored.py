@@ -25,15 +25,15 @@ async def epoch_of_a_start(settings: PlaneSettings) -> int:
 async def test_a_restored_plane_leads_above_every_epoch_since_its_backup(tmp_path: Path) -> None:
     settings = PlaneSettings(directory=tmp_path)
     backed_up = await epoch_of_a_start(settings)
-    assert await raise_epoch(settings) == backed_up + LEAP
+    assert await raise_epoch(settings.path(settings.store)) == backed_up + LEAP
     assert await epoch_of_a_start(settings) == backed_up + LEAP + 1
 
 
 async def test_a_state_in_use_or_absent_is_left_alone(tmp_path: Path) -> None:
     settings = PlaneSettings(directory=tmp_path)
     with pytest.raises(BadInput, match="put the backup there first"):
-        await raise_epoch(settings)
+        await raise_epoch(settings.path(settings.store))
     assert not settings.path(settings.store).exists()
     async with await SqliteStore.open(settings.path(settings.store)):
         with pytest.raises(LlmgwError, match="in use by another plane"):
-            await raise_epoch(settings)
+            await raise_epoch(settings.path(settings.store))

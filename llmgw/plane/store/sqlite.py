@@ -34,7 +34,8 @@ log = structlog.get_logger("llmgw.store")
 APPLICATION = 0x6C6C6777
 #: Sorts after every character that a key may hold.
 _LAST = "\U0010ffff"
-_MAGIC = b"SQLite format 3\x00"
+#: What every SQLite file begins with.
+MAGIC = b"SQLite format 3\x00"
 
 
 class StoreUnusable(LlmgwError):
@@ -273,7 +274,7 @@ def look(path: Path, newest: int, busy: float = 5.0) -> int:
     if not header:
         return 0
     # Read from the header and not through SQLite, which may write even when it only looks.
-    if not header.startswith(_MAGIC) or len(header) < 100:
+    if not header.startswith(MAGIC) or len(header) < 100:
         raise StoreUnusable(f"{path} is no SQLite file", remedy="restore it from a backup, or move it away")
     _ours(path, int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big"), newest, busy)
     try:
