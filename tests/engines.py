@@ -80,10 +80,15 @@ class PythonEngine:
     """An engine whose program is the Python text in the profile's PROGRAM, run with the port as its argument."""
 
     name = "python"
-    ports: tuple[str, ...] = ("http",)
 
     def __init__(self, asking: Asking | None = None) -> None:
         self._asking = asking
+
+    def ports(self, spec: ShardSpec) -> tuple[str, ...]:
+        return ("http",)
+
+    def weights(self, spec: ShardSpec) -> bool:
+        return True
 
     def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
         return ()

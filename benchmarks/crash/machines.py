@@ -83,7 +83,12 @@ class PaperEngine:
     """An engine that only ever says on which port it listens."""
 
     name = "llamacpp"
-    ports: tuple[str, ...] = ("http",)
+
+    def ports(self, spec: ShardSpec) -> tuple[str, ...]:
+        return ("http",)
+
+    def weights(self, spec: ShardSpec) -> bool:
+        return True
 
     def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
         return ()

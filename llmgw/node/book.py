@@ -10,6 +10,7 @@ import trio
 
 from llmgw.errors import LlmgwError
 from llmgw.node.adopt import Verdict
+from llmgw.node.engines.wires import Wires
 from llmgw.node.feed import Feed
 from llmgw.node.logs import Logs
 from llmgw.node.records import Record, Records
@@ -38,6 +39,7 @@ class Life:
     gone: str = ""
     unsure: Verdict | None = None
     pid: int = 0
+    wires: Wires = Wires()
     scope: trio.CancelScope | None = None
     woken: trio.Event = attrs.field(factory=trio.Event)
 
@@ -117,6 +119,8 @@ class Book:
             progress=progress,
             clock=time.time(),
             command=record.argv if record is not None else (),
+            network=life.wires.network if record is not None and state.alive else "",
+            warning=life.wires.warning if record is not None and state.alive else "",
         )
         if (before.state, before.detail) != (state, detail):
             log.info(

@@ -38,13 +38,17 @@ class Counters:
 class Patience:
     """How long what is borne, in seconds or in a number of times in a row.
 
-    `hung`: without any answer; `stalled`: with requests in it and not one token made.
+    `hung`: without any answer; `stalled`: with requests in it and not one token made. Of a replica of several nodes
+    a token is asked for after every `probe` seconds in which nobody had one made, and it may take `token` seconds:
+    behind a long prompt it waits.
     """
 
     period: float = 5.0
     refused: int = 3
     hung: float = 300.0
     stalled: float = 300.0
+    probe: float = 15.0
+    token: float = 120.0
 
 
 @attrs.frozen
@@ -97,6 +101,32 @@ def judge(
             "look at its log and at its GPUs' problems",
         )
     return after, None
+
+
+#: How many times in a row an engine must fail at a token before it is given up, and the pause between, in seconds.
+TOKENS_FAILED = 2
+TOKEN_AGAIN = 1.0
+
+
+def unproved(
+    answer: Answer, before: Counters | None, after: Counters | None, failed: int, within: float
+) -> Dead | None:
+    """Whether an engine that was asked for a token for the `failed`th time in vain is dead. Pure.
+
+    /health stays 200 when another member has died, so only tokens count. A slow one is death at once, for its deadline
+    is above what load explains, unless others' tokens were made meanwhile.
+    """
+    if answer is Answer.WELL:
+        return None
+    if answer is Answer.SLOW:
+        if before is not None and after is not None and after.tokens != before.tokens:
+            return None
+        words = f"it made no token within {within:.0f} s"
+    elif failed < TOKENS_FAILED:
+        return None
+    else:
+        words = f"it makes no tokens any more ({answer.value}, {failed} times in a row)"
+    return Dead("token-failed", words, "a member of the replica or what joins them may be gone: look at all their logs")
 
 
 def counted(metrics: str, asking: Asking) -> Counters | None:

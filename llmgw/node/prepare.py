@@ -12,7 +12,7 @@ import trio
 from llmgw.errors import LlmgwError
 from llmgw.node import files
 from llmgw.node.ending import GpuHolders
-from llmgw.node.engines import Command, Engine, Seat, source_of
+from llmgw.node.engines import Command, Engine, Objection, Seat, source_of
 from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.contents import Contents, read_contents
 from llmgw.node.engines.environment import smallest_memory
@@ -98,14 +98,15 @@ async def prepare(order: StartShard, means: Means, fetching: Callable[[Progress]
         what = f"{spec.engine} {spec.engine_version} was asked for and this node has {found.version}"
         return Failure("engine-version", what, "install that version, or ask for none")
     path, hub, revision = source_of(spec.source)
-    if path is None and means.fetch is not None:
+    reads = engine.weights(spec)
+    if reads and path is None and means.fetch is not None:
         try:
             path = await means.fetch(spec, fetching)
         except LlmgwError as error:
             code = error.code if isinstance(error, FetchFailed) else "missing-weights"
             return Failure(code, error.what, error.remedy)
     contents: Contents | None = None
-    if path is not None:
+    if reads and path is not None:
         contents = await trio.to_thread.run_sync(read_contents, path)
     if objections := engine.validate(spec, facts, contents):
         return Failure(objections[0].code, "; ".join(map(str, objections)))
@@ -113,7 +114,7 @@ async def prepare(order: StartShard, means: Means, fetching: Callable[[Progress]
         return short
     try:
         # Not in a thread: two shards must not choose at the same time, and it takes microseconds.
-        ports = means.ports.take(order.shard, engine.ports, spec.ports)
+        ports = means.ports.take(order.shard, engine.ports(spec), spec.ports)
     except LlmgwError as error:
         return Failure("port-in-use", error.what, error.remedy)
     threads = spec.resources.cpu_threads or min(8, max(1, facts.host.cpu.threads))
@@ -126,8 +127,13 @@ async def prepare(order: StartShard, means: Means, fetching: Callable[[Progress]
         facts.address or means.reached_at,
         threads,
         smallest_memory(spec, facts.gpus),
+        contents.layers if contents is not None else None,
     )
-    return Prepared(engine, engine.command(spec, seat), ports, seat.model)
+    command = engine.command(spec, seat)
+    if isinstance(command, Objection):
+        means.ports.release(order.shard)
+        return Failure(command.code, command.text, command.remedy)
+    return Prepared(engine, command, ports, seat.model)
 
 
 async def memory_there(spec: ShardSpec, facts: Register, holders: GpuHolders | None) -> Failure | None:

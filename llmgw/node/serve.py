@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import attrs
 import trio
@@ -17,15 +18,17 @@ from msgspec import structs
 from llmgw.errors import LlmgwError
 from llmgw.node import processes
 from llmgw.node.ending import belonging, clear
-from llmgw.node.engines import Engine
+from llmgw.node.engines import Engine, Listens
 from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.environment import engine_environment
-from llmgw.node.health import Answer, Course, Dead, Line, Patience, judge
+from llmgw.node.engines.wires import Wires
+from llmgw.node.health import TOKEN_AGAIN, Answer, Course, Dead, Line, Patience, judge, unproved
 from llmgw.node.launch import NEVER_STARTED, launch, scope_command
 from llmgw.node.prepare import Failure, Means, Prepared
 from llmgw.node.processes import Handle, Seen
 from llmgw.node.records import Record, argv_hash
 from llmgw.node.runs import RunName
+from llmgw.node.wiring import Wiring
 from llmgw.wire.control import StartShard
 
 #: How many last lines of output a failure carries.
@@ -95,12 +98,15 @@ async def attend(
     serving: bool,
     ready: Callable[[], Awaitable[None]],
     note: Callable[[str], None],
+    wired: Callable[[Wires], None],
 ) -> Failure:
     """Stay with a running engine until it is at its end; why it came to that. `ready` is called once it serves.
 
     `serving` says that it was ready before (an adopted one). `note` is told what is odd and not yet an end, "" when it
-    is well again. When this returns no process of the run is left.
+    is well again; `wired` what a member of a replica of several nodes talks over. When this returns no process of the
+    run is left.
     """
+    wiring = Wiring(record.spec, Path(record.log), wired)
     try:
         handle = Handle(record.pid)
     except ProcessLookupError:
@@ -114,9 +120,13 @@ async def attend(
             if asking is None:
                 await ready()
                 return
+            if isinstance(asking, Listens):
+                dead = await listening(record, asking, means, serving=serving, ready=ready)
+                nursery.cancel_scope.cancel()
+                return
             async with Line(asking, means.reached_at, record.ports["http"]) as line:
                 if not serving:
-                    dead = await until_ready(record, line, means)
+                    dead = await until_ready(record, line, means) or await wiring.complete()
                     if dead is None:
                         await ready()
                 if dead is None:
@@ -130,6 +140,7 @@ async def attend(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(notice_the_end)
             nursery.start_soon(keep_asking)
+            nursery.start_soon(wiring.follow)
         code, number = handle.reap()
     if dead is None or code is not None or number is not None:
         ended = Ended(code, number, oom_kills=max(0, processes.oom_kills() - record.oom_kills))
@@ -167,7 +178,7 @@ async def until_ready(record: Record, line: Line, means: Means) -> Dead | None:
     while trio.current_time() < deadline:
         answer = await line.ask()
         if answer is not Answer.REFUSED:
-            if (other := await trio.to_thread.run_sync(stranger, record)) is not None:
+            if (other := await trio.to_thread.run_sync(stranger, record, "http")) is not None:
                 return Dead(
                     "port-in-use",
                     f"port {record.ports['http']} was taken by {other}",
@@ -191,9 +202,42 @@ async def until_ready(record: Record, line: Line, means: Means) -> Dead | None:
     )
 
 
-def stranger(record: Record) -> str | None:
-    """Who else listens on the run's port; None while it is only its own processes, or when that cannot be seen."""
-    port = record.ports["http"]
+async def listening(
+    record: Record, asking: Listens, means: Means, *, serving: bool, ready: Callable[[], Awaitable[None]]
+) -> Dead:
+    """Stay with a member that has no HTTP: it is ready once it listens, and has failed when it no longer does.
+
+    Its port is looked at and not tried: see `Listens`.
+    """
+    seen = processes.look(record.pid)
+    port = record.ports[asking.port]
+    deadline = trio.current_time() + max(0.0, record.spec.ready_within - (processes.age(seen) if seen else 0.0))
+    deaf, pause = 0, 0.03
+    while True:
+        if (other := await trio.to_thread.run_sync(stranger, record, asking.port)) is not None:
+            return Dead(
+                "port-in-use", f"port {port} was taken by {other}", "keep the agent's range of ports for engines alone"
+            )
+        if await trio.to_thread.run_sync(processes.listeners, port, record.pid):
+            deaf = 0
+            if not serving:
+                await ready()
+                serving = True
+        elif serving and (deaf := deaf + 1) >= means.patience.refused:
+            return Dead("not-listening", f"its process lives but nobody listens on port {port}", "look at its log")
+        elif not serving and trio.current_time() >= deadline:
+            return Dead(
+                "not-ready",
+                f"not ready within {record.spec.ready_within:.0f} s; nobody listened on port {port}",
+                "look at its log",
+            )
+        await trio.sleep(means.patience.period if serving else pause)
+        pause = min(pause * 1.5, 1.0)
+
+
+def stranger(record: Record, purpose: str) -> str | None:
+    """Who else listens on a port of the run; None while it is only its own processes, or when that cannot be seen."""
+    port = record.ports[purpose]
     open_sockets = processes.listeners(port, record.pid)
     if not open_sockets:
         return None
@@ -212,7 +256,38 @@ def stranger(record: Record) -> str | None:
 
 
 async def until_dead(record: Record, line: Line, patience: Patience, note: Callable[[str], None]) -> Dead:
-    """Ask a serving engine for its health, for as long as it is not beyond hope."""
+    """Ask a serving engine for its health, and one that leads others for tokens, while it is not beyond hope."""
+    dead: list[Dead] = []
+
+    async def first(verdict: Awaitable[Dead]) -> None:
+        dead.append(await verdict)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first, until_unwell(record, line, patience, note))
+        if len(record.spec.peers) > 1 and line.asking.token:
+            nursery.start_soon(first, until_no_token(record, line, patience))
+    return dead[0]
+
+
+async def until_no_token(record: Record, line: Line, patience: Patience) -> Dead:
+    """Have a token made whenever nobody else did for a while; returns when that fails."""
+    known, failed = await line.counters(), 0
+    while True:
+        await trio.sleep(patience.probe if not failed else min(TOKEN_AGAIN, patience.probe))
+        before = await line.counters()
+        if before is not None and known is not None and before.tokens > known.tokens:
+            known, failed = before, 0
+            continue
+        answer = await line.token(record.model, patience.token)
+        known = await line.counters() or before
+        failed = failed + 1 if answer is not Answer.WELL else 0
+        if (dead := unproved(answer, before, known, failed, patience.token)) is not None:
+            return dead
+
+
+async def until_unwell(record: Record, line: Line, patience: Patience, note: Callable[[str], None]) -> Dead:
+    """Ask a serving engine how it is, for as long as it is not beyond hope."""
     course = Course(well_at=trio.current_time(), moved_at=trio.current_time())
     noted = False
     while True:

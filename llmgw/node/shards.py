@@ -137,6 +137,16 @@ class Shards:
         found += [
             Problem(
                 subject="node",
+                code=f"wires:{shard}",
+                grade=Grade.WARN,
+                text=f"shard {shard}: {life.wires.warning}",
+            )
+            for shard, life in self._book.lives.items()
+            if life.running and life.wires.warning
+        ]
+        found += [
+            Problem(
+                subject="node",
                 code=f"unverified:{shard}",
                 grade=Grade.WARN,
                 text=f"shard {shard}: {life.unsure.text}",

@@ -17,9 +17,11 @@ from llmgw.errors import LlmgwError
 from llmgw.node import processes
 from llmgw.node.book import Book, Life
 from llmgw.node.ending import belonging, clear, gpus_returned
+from llmgw.node.engines.wires import Wires
 from llmgw.node.prepare import Failure, Means, prepare
 from llmgw.node.processes import Handle
 from llmgw.node.records import Record, file_name
+from llmgw.node.rehearse import rehearse
 from llmgw.node.runs import RunName
 from llmgw.node.serve import LAST_LINES, attend, begin
 from llmgw.wire.control import StartShard, StopShard
@@ -27,6 +29,8 @@ from llmgw.wire.facts import Progress, ShardState
 
 log = structlog.get_logger(__name__)
 
+#: A follower has no streams of its own to finish, and SGLang's does not heed SIGTERM: the most it is given, in seconds.
+FOLLOWER_GRACE = 10.0
 #: How often a start is tried again because somebody else took its port.
 ATTEMPTS = 3
 
@@ -105,10 +109,12 @@ async def _serve(life: Life, order: StartShard, means: Means, book: Book) -> Non
                     serving=life.record.ready,
                     ready=lambda: _ready(life, book),
                     note=lambda words: book.tell(life, life.status.state, detail=words),
+                    wired=lambda wires: _wired(life, wires, book),
                 )
         means.ports.release(order.shard)
         lost = failure.code == "port-in-use" and life.ready_at is None and life.record is not None
-        if lost and attempt < ATTEMPTS and "http" not in order.spec.ports:
+        # A number that the plane gave is known to other members: it chooses again for all of them.
+        if lost and attempt < ATTEMPTS and not order.spec.ports and len(order.spec.peers) < 2:
             log.warning("a port was lost, trying others", shard=order.shard, attempt=attempt, detail=failure.detail)
             await book.end_run(order.shard, life.record, failed=True)
             life.record, attempt = None, attempt + 1
@@ -132,8 +138,11 @@ async def _begin(life: Life, order: StartShard, attempt: int, means: Means, book
     if isinstance(prepared, Failure):
         return prepared
 
+    if (refused := await rehearse(order, prepared, means)) is not None:
+        return refused
+
     def keep(record: Record) -> None:
-        life.record, life.ready_at = record, None
+        life.record, life.ready_at, life.wires = record, None, Wires()
 
     run = RunName(order.generation, attempt)
     failure = await begin(order, prepared, run, means, keep)
@@ -150,6 +159,14 @@ async def _ready(life: Life, book: Book) -> None:
     life.record = structs.replace(life.record, ready=True, scope=str(scope or ""))
     await book.write(life)
     book.tell(life, ShardState.DRAINING if life.draining else ShardState.READY)
+
+
+def _wired(life: Life, wires: Wires, book: Book) -> None:
+    """Tell what the members of the replica talk over; that it is not what was meant is no end: it serves, slowly."""
+    life.wires = wires
+    if wires.warning:
+        log.warning("not the network that was meant", shard=life.status.shard, warning=wires.warning)
+    book.tell(life, life.status.state, detail=life.status.detail)
 
 
 async def drain(life: Life, why: str, book: Book) -> None:
@@ -212,7 +229,8 @@ async def _put_down(life: Life, grace: float | None, means: Means, book: Book) -
     await book.write(life)
     stubborn = _stubborn(life, book)
     pids = frozenset(await trio.to_thread.run_sync(belonging, record))
-    await clear(record, grace=record.spec.grace if grace is None else grace, stubborn=stubborn)
+    given = record.spec.grace if grace is None else grace
+    await clear(record, grace=min(given, FOLLOWER_GRACE) if record.spec.rank else given, stubborn=stubborn)
     held = await gpus_returned(record, pids, means.holders, stubborn)
     means.ports.release(record.shard)
     life.record = None

@@ -60,6 +60,23 @@ class Seat:
     address: str = "127.0.0.1"
     cpu_threads: int = 1
     gpu_memory_bytes: int | None = None  # of the smallest GPU given to the shard
+    layers: int | None = None  # of the model, where its files say it
+
+
+class Trial(Protocol):
+    """A short run before the real one, in its environment: what it prints decides whether the start makes sense."""
+
+    @property
+    def argv(self) -> tuple[str, ...]: ...
+
+    @property
+    def within(self) -> float:
+        """The seconds it may take; past them it is judged by what it has printed."""
+        ...
+
+    def objection(self, lines: Sequence[str]) -> Objection | None:
+        """What its output says against the start. Pure."""
+        ...
 
 
 @attrs.frozen
@@ -69,6 +86,7 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str] = attrs.field(factory=dict)
     cwd: str = "/"
+    trial: Trial | None = None
 
 
 @attrs.frozen
@@ -93,26 +111,41 @@ class Asking:
     made: tuple[str, ...] = ()
 
 
+@attrs.frozen
+class Listens:
+    """A member without HTTP is ready once it listens on the port of this purpose, which is seen and not tried.
+
+    llama.cpp's RPC server takes one client at a time and dies when one leaves before its turn.
+    """
+
+    port: str
+
+
 class Engine(Protocol):
     """One kind of engine."""
 
     @property
     def name(self) -> str: ...
 
-    @property
-    def ports(self) -> tuple[str, ...]:
+    def ports(self, spec: ShardSpec) -> tuple[str, ...]:
         """The purposes of the ports that a shard needs, "http" first; a name with "+" takes a whole block."""
+        ...
+
+    def weights(self, spec: ShardSpec) -> bool:
+        """Whether this member reads the model's files. llama.cpp's followers are sent their part by the leader."""
         ...
 
     def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
         """Everything that keeps this shard from running here. Pure. `contents` is None where there are no files yet."""
         ...
 
-    def command(self, spec: ShardSpec, seat: Seat) -> Command:
-        """What to execute. Pure: the same spec and seat make the same command."""
+    def command(self, spec: ShardSpec, seat: Seat) -> Command | Objection:
+        """What to execute. Pure: the same spec and seat make the same command. An objection where the program that
+        this member needs did not come with the engine.
+        """
         ...
 
-    def asking(self, spec: ShardSpec) -> Asking | None:
+    def asking(self, spec: ShardSpec) -> Asking | Listens | None:
         """How to ask for health; None for a member that has no HTTP of its own, which is well while it lives."""
         ...
 

@@ -90,8 +90,8 @@ def _gpus(spec: ShardSpec, facts: Register) -> Iterator[Objection]:
 
 
 def memory(spec: ShardSpec, contents: Contents) -> Iterator[Objection]:
-    """Whether weights and cache fit into the memory that a CPU shard asked for."""
-    most = spec.resources.memory_bytes
+    """Whether weights and cache fit into the memory that all members of a CPU replica asked for."""
+    most = spec.resources.memory_bytes * max(1, len(spec.peers))
     if not most:
         return
     if contents.bytes > most:

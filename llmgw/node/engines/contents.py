@@ -40,6 +40,7 @@ class Contents:
     heads: int | None = None
     kv_bytes_per_token: int | None = None  # with 16-bit values
     faults: tuple[Fault, ...] = ()
+    layers: int | None = None
 
 
 _PART = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
@@ -111,7 +112,8 @@ def _gguf(path: Path) -> Contents:
                     faults += _cut_off(part, _header(part))
                 except Broken as error:
                     faults.append(Fault("broken-weights", f"{part}: {error}"))
-    return Contents(path, "gguf", size, first.context, first.heads, first.kv_bytes_per_token, tuple(faults))
+    cache = first.kv_bytes_per_token
+    return Contents(path, "gguf", size, first.context, first.heads, cache, tuple(faults), first.layers)
 
 
 def _header(path: Path) -> Header:
@@ -134,6 +136,7 @@ def _cut_off(path: Path, head: Header) -> list[Fault]:
 
 def _hub(folder: Path) -> Contents:
     shape: Config = config(folder / "config.json")
+    cache = shape.kv_bytes_per_token
     faults = [Fault("broken-weights", shape.error)] if shape.error else []
     names, error = listed(folder)
     if error:
@@ -143,7 +146,7 @@ def _hub(folder: Path) -> Contents:
         if not others:
             faults.append(Fault("missing-weights", f"{folder} has a config.json but no weights"))
         size = sum(path.stat().st_size for path in others)
-        return Contents(folder, "hub", size, shape.context, shape.heads, shape.kv_bytes_per_token, tuple(faults))
+        return Contents(folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers)
     size = 0
     for name in names:
         path = folder / name
@@ -159,4 +162,4 @@ def _hub(folder: Path) -> Contents:
             faults.append(
                 Fault("broken-weights", f"{path} has {there} bytes of {due}: a download was probably cut off")
             )
-    return Contents(folder, "hub", size, shape.context, shape.heads, shape.kv_bytes_per_token, tuple(faults))
+    return Contents(folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers)

@@ -3,7 +3,9 @@
 Every option of llama-server has an environment twin (LLAMA_ARG_*), vLLM and SGLang read dozens of variables, and a
 proxy meant for downloads would catch the engine's calls to its own peers. What a profile's `env` sets is meant, so
 it stays. NCCL_*, GLOO_* and UCX_* stay too: they name a node's interfaces, which differ by node and so belong to
-the agent's unit.
+the agent's unit. Only where the plane writes them for a replica of several nodes, from what it knows of the wires of
+all of them, the agent's are left out, family by family: half of each would be a network that nobody meant. A profile's
+`env` stands above both.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ _NAMES = frozenset(
         "xauthority",
     ]
 )
+_NETWORK = ("NCCL_", "GLOO_", "UCX_")
 #: Kept although a prefix above says otherwise: without it CUDA libraries of the system are not found.
 _KEPT = frozenset({"LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"})
 
@@ -109,9 +112,11 @@ def engine_environment(
     token: str,
     state: str,
 ) -> dict[str, str]:
-    """The whole environment of one run. `own` is the engine's part; the profile's `env` comes after it and wins."""
+    """The whole environment of one run: the agent's, the engine's `own` part, the plane's `network`, the profile's
+    `env`; what comes later wins.
+    """
     return {
-        **scrubbed(agent),
+        **_agreeing(scrubbed(agent), spec.network),
         "NO_COLOR": "1",
         "TERM": "dumb",
         "PYTHONUNBUFFERED": "1",
@@ -123,12 +128,19 @@ def engine_environment(
         "SPT_NOENV": "1",
         **visible_gpus(spec.gpus),
         **own,
+        **spec.network,
         **{name: value for name, value in spec.env.items() if not name.startswith("LLMGW_")},
         STATE: state,
         SHARD: shard,
         GENERATION: str(generation),
         TOKEN: token,
     }
+
+
+def _agreeing(agent: Mapping[str, str], network: Mapping[str, str]) -> dict[str, str]:
+    """The agent's environment without the families of names of which the plane sets any."""
+    families = tuple(family for family in _NETWORK if any(name.startswith(family) for name in network))
+    return {name: value for name, value in agent.items() if not name.startswith(families)}
 
 
 def smallest_memory(spec: ShardSpec, gpus: Iterable[Gpu]) -> int | None:

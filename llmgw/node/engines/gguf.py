@@ -54,10 +54,14 @@ class Header:
         return self._of_architecture("attention.head_count")
 
     @property
+    def layers(self) -> int | None:
+        return self._of_architecture("block_count")
+
+    @property
     def kv_bytes_per_token(self) -> int | None:
         """Of the cache with 16-bit values. None for models whose attention is not the same in every layer."""
         layers, heads, embd = (
-            self._of_architecture("block_count"),
+            self.layers,
             self.heads,
             self._of_architecture("embedding_length"),
         )

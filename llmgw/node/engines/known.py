@@ -11,7 +11,7 @@ from llmgw.node.engines.causes import Row
 PORT_IN_USE = Row.of(
     "port-in-use",
     r"Address already in use|couldn't bind HTTP server socket|Port is already in use"
-    r"|port \d+ is (?:already )?(?:in use|not available)",
+    r"|port \d+ is (?:already )?(?:in use|not available)|EADDRINUSE",
     "a port that the engine wanted was taken",
     "give the agent a range of ports that nothing else uses",
 )
@@ -67,10 +67,56 @@ TORCH = (
         "check NCCL_SOCKET_IFNAME (a list of prefixes) and GLOO_SOCKET_IFNAME (one exact name)",
     ),
     Row.of(
-        "peers-missing",
-        r"Timed out after \d+ seconds waiting for clients|connectFullMesh failed|DistStoreError",
-        "the other members of the replica did not come",
-        "check that all members started and that the ports between nodes are open",
+        "peer-missing",
+        r"Timed out after \d+ seconds waiting for clients|\d+/\d+ clients joined|connectFullMesh failed|DistStoreError"
+        r"|client socket has (?:timed out|failed to connect)|Rendezvous(?:Timeout|Connection)Error",
+        "the other members of the replica did not come, or cannot be reached",
+        "check that all members started, that the ports between nodes are open, and that GLOO_SOCKET_IFNAME names the "
+        "interface which the nodes share",
+    ),
+    Row.of(
+        "nccl-version",
+        r"Mismatched NCCL version|NCCL version mismatch",
+        "the members run different versions of NCCL",
+        "install the same version of the engine on all of them",
+    ),
+    Row.of(
+        "rdma-retries",
+        r"NET/IB ?: ?Got completion .*with (?:status=|error )12\b|RETRY_EXC_ERR",
+        "over RDMA a member never answered: it died, or the two ports cannot reach each other",
+        "look whether another member ended first; else measure the ports with `llmgw ctl fabric-test` (a cable in the "
+        "wrong rail, a link that flaps, or on RoCE a GID of another subnet)",
+    ),
+    Row.of(
+        "rdma-failed",
+        r"NET/IB ?: ?Got completion .*with (?:status=|error )\d+|NET/IB ?: ?Got async event",
+        "a transfer over RDMA failed",
+        "look at the problems of the node's ports, and measure them with `llmgw ctl fabric-test`",
+    ),
+    Row.of(
+        "memlock",
+        r"ibv_(?:reg_mr\w*|create_[qc]p\w*).*(?:Cannot allocate memory|error 12|errno 12)"
+        r"|unlimited memlock|ulimit -l",
+        "RDMA may not lock the memory that it needs",
+        "raise the limit of locked memory to unlimited where the engine runs (LimitMEMLOCK=infinity of its unit)",
+    ),
+    Row.of(
+        "rdma-unreachable",
+        r"ibv_modify_qp\w* failed",
+        "the RDMA ports of two members cannot be connected",
+        "on RoCE both ends need a GID of the same subnet and version: see `llmgw ctl fabric-test`",
+    ),
+    Row.of(
+        "peer-unreachable",
+        r"NCCL WARN .*(?:[Cc]onnect\w* to .* failed|No route to host|Connection timed out|Connection refused)",
+        "NCCL cannot connect to another member of the replica",
+        "check that NCCL_SOCKET_IFNAME names the interface which the nodes share, and that no firewall is between them",
+    ),
+    Row.of(
+        "gpu-twice",
+        r"Duplicate GPU detected",
+        "two processes of the replica use the same GPU",
+        "look whether the profile's env sets CUDA_VISIBLE_DEVICES or --base-gpu-id",
     ),
     Row.of(
         "collective-timeout",
@@ -79,14 +125,20 @@ TORCH = (
         "look for a member that died or a link that is down",
     ),
     Row.of(
+        "peer-lost",
+        r"ncclRemoteError|remote process exited|NCCL WARN .*(?:closed by remote peer|reset by peer)",
+        "another member of the replica went away, or the network between them failed",
+        "look at the logs of the other members",
+    ),
+    Row.of(
         "nccl",
-        r"ncclUnhandledCudaError|ncclSystemError|ncclRemoteError|ncclInternalError|NCCL error",
+        r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|NCCL error",
         "NCCL, which carries data between GPUs, failed",
         "set NCCL_DEBUG=INFO in the profile's env and look at the log",
     ),
     Row.of(
         "peer-lost",
-        r"gloo.*Connection closed by peer|Connection reset by peer.*gloo",
+        r"[Gg]loo.*Connection (?:closed|reset) by peer|Connection (?:closed|reset) by peer.*gloo",
         "another member of the replica went away",
         "look at the logs of the other members",
     ),
@@ -222,6 +274,18 @@ LLAMACPP = (
     MISSING_LIBRARY,
     PORT_IN_USE,
     Row.of(
+        "no-interface",
+        r"Invalid host address",
+        "the rpc-server cannot listen on this member's address",
+        "set the node's `address` to an IPv4 address that this machine has",
+    ),
+    Row.of(
+        "port-in-use",
+        r"Failed to create server socket",
+        "the rpc-server could not listen: its port was taken, or the member's address is not one of this machine",
+        "check the node's `address`, and keep the agent's range of ports for engines alone",
+    ),
+    Row.of(
         "bad-argument",
         r"error: invalid argument|error while handling argument|error: .*unknown argument|invalid value for",
         "the engine does not accept an argument of the profile",
@@ -242,10 +306,16 @@ LLAMACPP = (
         "look at the logs of the other members",
     ),
     Row.of(
-        "peers-missing",
+        "peer-missing",
         r"Failed to connect to \S+:\d+",
         "a peer of the replica cannot be reached",
-        "check that it runs",
+        "check that its rpc-server runs and that no firewall is between the nodes",
+    ),
+    Row.of(
+        "engine-version",
+        r"RPC .*version mismatch|RPC (?:server|protocol) version",
+        "the members run versions of llama.cpp whose RPC differs",
+        "install the same version on all nodes",
     ),
     Row.of(
         "model-unsupported",

@@ -1,20 +1,32 @@
-"""llama.cpp's server: one GGUF model, on GPUs or on a CPU.
+"""llama.cpp's server: one GGUF model, on GPUs or on a CPU, of one node or of several by its RPC back end.
 
 Facts of b10068 to b11434: the port opens first and /health says 503 while the model loads; SIGTERM ends it at once, so
 draining is the gateway's; `-c` is the context of all slots together; the request's model name is ignored.
+
+Over several nodes each follower runs `rpc-server`, which lends its devices to the leader's server and is sent its part
+of the weights. It knows no authentication, so it listens only where the leader reaches it; it serves one client at a
+time, and so belongs to one replica. A member that is not there when the server starts is left out without a word (up
+to b10068), hence the trial; one that goes away while nothing is asked is noticed by nobody, hence the tokens that the
+node has made. The protocol must be the same on all members: the plane places them by version.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
-from llmgw.node.engines import Asking, Command, Objection, Seat
+import attrs
+
+from llmgw.node.engines import Asking, Command, Listens, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, memory
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given, whole
+from llmgw.node.engines.flags import conflicts, given, value, whole
 from llmgw.node.engines.known import LLAMACPP
+from llmgw.node.engines.shape import portless
+from llmgw.node.engines.wires import rpc_peers
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -44,6 +56,7 @@ _OURS = {
     **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), "the gateway speaks plain HTTP to engines"),
     **dict.fromkeys(("--log-file", "--log-disable"), "the node keeps the output: see `llmgw ctl logs`"),
     **dict.fromkeys(("--metrics", "--ui", "--webui", "--tools", "-ag", "--agent"), _SET),
+    "--rpc": "the plane decides which nodes a replica has",
     **dict.fromkeys(
         ("-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list", "--completion-bash"),
         "it makes the engine print and leave",
@@ -52,13 +65,45 @@ _OURS = {
 _THREADS = ("-t", "--threads")
 _CONTEXT = ("-c", "--ctx-size")
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+_SPLIT = ("-ts", "--tensor-split")
+_VERBOSITY = ("-lv", "--verbosity", "--log-verbosity", "-v", "--verbose", "--log-verbose")
+_ALL = "99"  # more layers than any model has
+_LISTED = re.compile(r"^\s*RPC\d+(?:\[\d+\])?\s*:\s*(?P<peer>\S+:\d+)")
+_TRIAL_SECONDS = 30.0
+
+
+@attrs.frozen
+class PeersAnswer:
+    """The trial of a leader: each of its peers must offer a device now."""
+
+    argv: tuple[str, ...]
+    peers: tuple[str, ...]
+    within: float = _TRIAL_SECONDS
+
+    def objection(self, lines: Sequence[str]) -> Objection | None:
+        there = {found["peer"] for line in lines if (found := _LISTED.match(line))}
+        if not (absent := [peer for peer in self.peers if peer not in there]):
+            return None
+        said = next((line.strip() for line in reversed(lines) if any(peer in line for peer in absent)), "")
+        words = f"no device of {', '.join(absent)} can be had" + (f" ({said})" if said else "")
+        return Objection(
+            "peer-missing",
+            f"{words}; {len(self.peers) - len(absent)} of {len(self.peers)} peers answered",
+            "look whether its rpc-server runs there (`llmgw ctl logs`), at the same version, "
+            "and whether a firewall lets this node reach that port",
+        )
 
 
 class LlamaCpp:
     """The adapter of llama.cpp."""
 
     name = "llamacpp"
-    ports: tuple[str, ...] = ("http",)
+
+    def ports(self, spec: ShardSpec) -> tuple[str, ...]:
+        return ("rpc",) if spec.rank else ("http",)
+
+    def weights(self, spec: ShardSpec) -> bool:
+        return not spec.rank
 
     def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
         return tuple(self._objections(spec, facts, contents))
@@ -69,14 +114,15 @@ class LlamaCpp:
             found += conflicts(spec.args, dict.fromkeys(_THREADS, "the profile's cpu_threads say it"))
         if spec.context is not None and given(spec.args, *_CONTEXT):
             found += conflicts(spec.args, dict.fromkeys(_CONTEXT, "the profile's context says it"))
-        if not spec.gpus and (layers := whole(spec.args, *_LAYERS)) is not None and layers > 0:
+        alone = len(spec.peers) < 2
+        if alone and not spec.gpus and (layers := whole(spec.args, *_LAYERS)) is not None and layers > 0:
             found.append(
                 Objection("bad-argument", f"{layers} layers for a GPU, but the shard has none", "ask for GPUs")
             )
-        if len(spec.peers) > 1:
-            found.append(
-                Objection("bad-shape", "llama.cpp serves a replica from one node", "use one node, or another engine")
-            )
+        if not alone:
+            found += _members(spec)
+        if spec.rank:
+            return found
         if contents is None:
             found.append(
                 Objection(
@@ -90,13 +136,23 @@ class LlamaCpp:
                     "model-unsupported", f"{contents.path} is not a GGUF file", "convert it, or use another engine"
                 )
             )
+        if contents.layers is not None and contents.layers + 1 < len(spec.peers) - 1:
+            found.append(
+                Objection(
+                    "bad-shape",
+                    f"the model's {contents.layers} layers cannot be spread over {len(spec.peers)} nodes",
+                    "use fewer nodes",
+                )
+            )
         if not spec.gpus:
             found += memory(spec, contents)
         return found
 
-    def command(self, spec: ShardSpec, seat: Seat) -> Command:
+    def command(self, spec: ShardSpec, seat: Seat) -> Command | Objection:
+        if spec.rank:
+            return _follower(spec, seat)
         threads = () if given(spec.args, *_THREADS) else ("-t", str(seat.cpu_threads))
-        offload = () if spec.gpus else ("-dev", "none", "-ngl", "0")
+        peers = rpc_peers(spec)
         context = ("-c", str(spec.context)) if spec.context is not None else ()
         argv = (
             *seat.found.command,
@@ -106,15 +162,16 @@ class LlamaCpp:
             *("--port", str(seat.ports["http"])),
             *threads,
             *context,
-            *(() if given(spec.args, "-dev", "--device", *_LAYERS) else offload),
+            *_offload(spec, seat, peers),
             *("--metrics", "--no-ui", "--offline", "--log-colors", "off"),
             *spec.args,
         )
-        # An abort would otherwise start a debugger on the process and hang there.
-        env = {"GGML_NO_BACKTRACE": "1", **seat.found.env}
-        return Command(argv, env, cwd=str(Path(seat.model).parent))
+        trial = PeersAnswer((*seat.found.command, "--rpc", ",".join(peers), "--list-devices"), peers) if peers else None
+        return Command(argv, _env(seat), cwd=str(Path(seat.model).parent), trial=trial)
 
-    def asking(self, spec: ShardSpec) -> Asking | None:
+    def asking(self, spec: ShardSpec) -> Asking | Listens:
+        if spec.rank:
+            return Listens("rpc")
         pooling = given(spec.args, "--embedding", "--embeddings", "--rerank", "--reranking")
         return Asking(
             token=not pooling,
@@ -125,3 +182,60 @@ class LlamaCpp:
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
         return probable(LLAMACPP, lines, ended)
+
+
+def _env(seat: Seat) -> dict[str, str]:
+    # An abort would otherwise start a debugger on the process and hang there.
+    return {"GGML_NO_BACKTRACE": "1", **seat.found.env}
+
+
+def _members(spec: ShardSpec) -> list[Objection]:
+    """What keeps a replica of several nodes from being one."""
+    found = [portless(spec, rank, "rpc") for rank in range(1, len(spec.peers))]
+    for peer in spec.peers[1:]:
+        try:
+            IPv4Address(peer)
+        except AddressValueError:
+            found.append(
+                Objection(
+                    "bad-shape",
+                    f"llama.cpp's rpc-server listens on an IPv4 address only, and a member is at {peer!r}",
+                    "give that node an IPv4 address in its settings (`address`)",
+                )
+            )
+    return [objection for objection in found if objection is not None]
+
+
+def _offload(spec: ShardSpec, seat: Seat, peers: tuple[str, ...]) -> tuple[str, ...]:
+    """Where the layers go, as far as the profile does not say it.
+
+    With GPUs all of them, over the GPUs of all members by their free memory, as the engine does it. On CPUs the leader
+    keeps its share and the others get as many each.
+    """
+    mine = given(spec.args, "-dev", "--device", *_LAYERS)
+    if not peers:
+        return () if spec.gpus or mine else ("-dev", "none", "-ngl", "0")
+    lent: tuple[str, ...] = ("--rpc", ",".join(peers))
+    if not given(spec.args, *_VERBOSITY):
+        lent = (*lent, "-lv", "4")  # only then the log says which devices are used
+    if spec.gpus or not seat.layers:
+        return lent if mine else (*lent, "-ngl", _ALL)
+    share = seat.layers // len(spec.peers)
+    if not mine:
+        lent = (*lent, "-ngl", str(seat.layers - share + 1))  # the output layer counts as one
+    return lent if given(spec.args, *_SPLIT) else (*lent, "-ts", ",".join("1" for _ in peers))
+
+
+def _follower(spec: ShardSpec, seat: Seat) -> Command | Objection:
+    if (program := seat.found.programs.get("rpc-server")) is None:
+        return Objection(
+            "engine-missing",
+            f"there is no rpc-server beside {seat.found.command[0]}",
+            "install a build of llama.cpp with its RPC back end (GGML_RPC=ON)",
+        )
+    threads = value(spec.args, *_THREADS) or str(seat.cpu_threads)
+    # A CPU shard must not touch a card; without a word it would take every device but the CPU.
+    device = () if spec.gpus else ("-d", "CPU")
+    return Command(
+        (program, "-H", spec.peers[spec.rank], "-p", str(seat.ports["rpc"]), "-t", threads, *device), _env(seat)
+    )

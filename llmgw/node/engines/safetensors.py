@@ -20,6 +20,7 @@ class Config:
     heads: int | None = None
     kv_bytes_per_token: int | None = None
     error: str = ""
+    layers: int | None = None
 
 
 class _Shape(msgspec.Struct):
@@ -57,7 +58,8 @@ def config(path: Path) -> Config:
         return Config()
     except (OSError, ValueError, RecursionError) as error:
         return Config(error=f"{path} cannot be read: {error}")
-    return Config(shape.max_position_embeddings, shape.num_attention_heads, _cache(shape))
+    layers = shape.num_hidden_layers
+    return Config(shape.max_position_embeddings, shape.num_attention_heads, _cache(shape), layers=layers)
 
 
 def _cache(shape: _Shape) -> int | None:

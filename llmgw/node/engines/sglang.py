@@ -15,7 +15,8 @@ from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.flags import conflicts, given
 from llmgw.node.engines.known import SGLANG
-from llmgw.node.engines.shape import Sizes, misfits
+from llmgw.node.engines.shape import Sizes, misfits, portless
+from llmgw.node.engines.wires import NCCL_TELLS
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -43,8 +44,15 @@ class Sglang:
     """The adapter of SGLang."""
 
     name = "sglang"
-    #: "dist+" is a block: with DP attention the six ports after it are used as well.
-    ports: tuple[str, ...] = ("http", "nccl", "dist+")
+
+    def ports(self, spec: ShardSpec) -> tuple[str, ...]:
+        if len(spec.peers) < 2:
+            return ("http", "nccl")
+        # "dist+" is a block: with DP attention the six ports after it are used as well. A follower answers on "http".
+        return ("http",) if spec.rank else ("http", "dist+")
+
+    def weights(self, spec: ShardSpec) -> bool:
+        return True
 
     def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
         return tuple(self._objections(spec, facts, contents))
@@ -61,6 +69,8 @@ class Sglang:
                     "ask for GPUs, or give --device cpu with a CPU build",
                 )
             )
+        if len(spec.peers) > 1 and (missing := portless(spec, 0, "dist+")) is not None:
+            found.append(missing)
         found += _world(spec, contents)
         if contents is not None:
             if contents.kind == "unknown" and not contents.faults:
@@ -77,15 +87,15 @@ class Sglang:
         if seat.revision:
             argv += ["--revision", seat.revision]
         argv += ["--served-model-name", spec.model, "--host", seat.listen, "--port", str(seat.ports["http"])]
-        if not given(spec.args, *_TENSOR, *_PIPELINE, *_DATA) and len(spec.gpus) * nodes > 1:
-            argv += ["--tp-size", str(len(spec.gpus) * nodes)]
+        if not given(spec.args, *_TENSOR, *_PIPELINE, *_DATA) and max(1, len(spec.gpus)) * nodes > 1:
+            argv += ["--tp-size", str(max(1, len(spec.gpus)) * nodes)]
         if spec.context is not None:
             argv += ["--context-length", str(spec.context)]
         if share is not None and not given(spec.args, *_MEMORY):
             argv += ["--mem-fraction-static", share]
         if nodes > 1:
             argv += ["--nnodes", str(nodes), "--node-rank", str(spec.rank)]
-            argv += ["--dist-init-addr", f"{_bracketed(spec.peers[0])}:{seat.ports['dist+']}"]
+            argv += ["--dist-init-addr", f"{_bracketed(spec.peers[0])}:{spec.peer_ports[0]['dist+']}"]
             if not given(spec.args, "--dist-timeout"):
                 argv += ["--dist-timeout", str(max(30, int(spec.ready_within)))]
         else:
@@ -95,7 +105,9 @@ class Sglang:
         if seat.model.startswith("/"):
             env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         if nodes > 1:
-            env["SGLANG_HOST_IP"] = seat.address
+            env["SGLANG_HOST_IP"] = spec.peers[spec.rank]
+            if spec.gpus:
+                env |= NCCL_TELLS
         return Command((*argv, *spec.args), {**env, **seat.found.env})
 
     def asking(self, spec: ShardSpec) -> Asking | None:

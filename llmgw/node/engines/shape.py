@@ -34,8 +34,17 @@ class Sizes:
             for flag, size in sizes.items()
             if size is None or size < 1
         )
-        alone = 1 if sizes else max(1, len(spec.gpus) * nodes)
+        alone = 1 if sizes else max(1, len(spec.gpus)) * nodes
         return cls(sizes.get(tensor) or alone, sizes.get(pipeline) or 1, sizes.get(data) or 1, nodes, bad)
+
+
+def portless(spec: ShardSpec, rank: int, purpose: str) -> Objection | None:
+    """An objection where the plane did not say on which port a member is met: it would wait there for nobody."""
+    if rank < len(spec.peer_ports) and purpose in spec.peer_ports[rank]:
+        return None
+    return Objection(
+        "bad-shape", f"the plane named no {purpose!r} port of member {rank}", "is the plane older than this agent?"
+    )
 
 
 def misfits(spec: ShardSpec, contents: Contents | None, sizes: Sizes, world: int) -> Iterator[Objection]:

@@ -14,7 +14,8 @@ from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.flags import conflicts, given
 from llmgw.node.engines.known import VLLM
-from llmgw.node.engines.shape import Sizes, misfits
+from llmgw.node.engines.shape import Sizes, misfits, portless
+from llmgw.node.engines.wires import NCCL_TELLS
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import ShardSpec
 
@@ -61,8 +62,15 @@ class Vllm:
     """The adapter of vLLM."""
 
     name = "vllm"
-    #: "internal+" is a block: VLLM_PORT is the first of several that vLLM counts up from.
-    ports: tuple[str, ...] = ("http", "master", "rpc", "internal+")
+
+    def ports(self, spec: ShardSpec) -> tuple[str, ...]:
+        # "internal+" is a block: VLLM_PORT is the first of several that vLLM counts up from.
+        if spec.rank:
+            return ("rpc", "internal+")
+        return ("http", "master", "rpc", "internal+") if len(spec.peers) > 1 else ("http", "rpc", "internal+")
+
+    def weights(self, spec: ShardSpec) -> bool:
+        return True
 
     def validate(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> tuple[Objection, ...]:
         return tuple(self._objections(spec, facts, contents))
@@ -75,8 +83,18 @@ class Vllm:
             found.append(
                 Objection("bad-argument", "an executor cannot be chosen for a replica of several nodes", _MEMBERS)
             )
+        if len(spec.peers) > 1 and (missing := portless(spec, 0, "master")) is not None:
+            found.append(missing)
         sizes = Sizes.of(spec, _TENSOR, _PIPELINE, _DATA)
         found += sizes.bad
+        if sizes.data > 1 and sizes.nodes > 1:
+            found.append(
+                Objection(
+                    "bad-shape",
+                    f"{_DATA[0]} {sizes.data} over several nodes needs a server on each of them",
+                    "ask for more replicas instead: the gateway spreads requests over them",
+                )
+            )
         found += misfits(spec, contents, sizes, sizes.tensor * sizes.pipeline * sizes.data)
         if contents is not None:
             if contents.kind == "unknown" and not contents.faults:
@@ -95,15 +113,15 @@ class Vllm:
         argv += ["--served-model-name", spec.model]
         if spec.rank == 0:
             argv += ["--host", seat.listen, "--port", str(seat.ports["http"])]
-        if not given(spec.args, *_TENSOR, *_PIPELINE, *_DATA) and len(spec.gpus) * nodes > 1:
-            argv += ["--tensor-parallel-size", str(len(spec.gpus) * nodes)]
+        if not given(spec.args, *_TENSOR, *_PIPELINE, *_DATA) and max(1, len(spec.gpus)) * nodes > 1:
+            argv += ["--tensor-parallel-size", str(max(1, len(spec.gpus)) * nodes)]
         if spec.context is not None:
             argv += ["--max-model-len", str(spec.context)]
         if share is not None and not given(spec.args, *_MEMORY):
             argv += ["--gpu-memory-utilization", share]
         if nodes > 1:
             argv += ["--nnodes", str(nodes), "--node-rank", str(spec.rank)]
-            argv += ["--master-addr", spec.peers[0], "--master-port", str(seat.ports["master"])]
+            argv += ["--master-addr", spec.peers[0], "--master-port", str(spec.peer_ports[0]["master"])]
             if not given(spec.args, "--distributed-timeout-seconds"):
                 # The default is ten minutes of silence when a member never comes.
                 argv += ["--distributed-timeout-seconds", str(max(30, int(spec.ready_within)))]
@@ -114,7 +132,7 @@ class Vllm:
     def _env(self, spec: ShardSpec, seat: Seat) -> dict[str, str]:
         env = {
             "VLLM_PORT": str(seat.ports["internal+"]),
-            "VLLM_HOST_IP": seat.address if len(spec.peers) > 1 else "127.0.0.1",
+            "VLLM_HOST_IP": spec.peers[spec.rank] if len(spec.peers) > 1 else "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENGINE_READY_TIMEOUT_S": str(max(60, int(spec.ready_within))),
             "OMP_NUM_THREADS": str(seat.cpu_threads if not spec.gpus else 1),
@@ -124,10 +142,14 @@ class Vllm:
         if seat.model.startswith("/"):
             env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         if not spec.gpus:
-            env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "GLOO_SOCKET_IFNAME": "lo"}
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            if len(spec.peers) < 2:
+                env["GLOO_SOCKET_IFNAME"] = "lo"
             if spec.resources.memory_bytes:
                 # Of what was asked for, a part is for the cache; the rest is for weights and three Python processes.
                 env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.resources.memory_bytes * 2 // 5 >> 30))
+        if len(spec.peers) > 1 and spec.gpus:
+            env |= NCCL_TELLS
         return {**env, **seat.found.env}
 
     def asking(self, spec: ShardSpec) -> Asking | None:

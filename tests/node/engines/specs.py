@@ -38,7 +38,12 @@ def spec(
     rank: int = 0,
     peers: tuple[str, ...] = (),
     chosen: tuple[str, ...] | None = None,
+    peer_ports: tuple[dict[str, int], ...] | None = None,
+    network: dict[str, str] | None = None,
+    rdma: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
 ) -> ShardSpec:
+    given = tuple({"master": 8001, "dist+": 8030, "rpc": 8002} for _ in peers)
     return ShardSpec(
         engine=engine,
         model=ModelName("m"),
@@ -49,12 +54,23 @@ def spec(
         gpus=GPUS[:gpus] if chosen is None else chosen,
         rank=rank,
         peers=peers,
+        peer_ports=given if peer_ports is None else peer_ports,
+        network=network or {},
+        rdma=rdma,
+        env=env or {},
     )
 
 
 def seat(
-    engine: str, program: str, *, model: str = "/models/m", gpu_memory: int | None = None, revision: str = ""
+    engine: str,
+    program: str,
+    *,
+    model: str = "/models/m",
+    gpu_memory: int | None = None,
+    revision: str = "",
+    layers: int | None = None,
+    programs: dict[str, str] | None = None,
 ) -> Seat:
     ports = {"http": 8000, "master": 8001, "rpc": 8002, "internal+": 8010, "nccl": 8020, "dist+": 8030}
-    found = Found(engine, (program,), "1")
-    return Seat(found, "0.0.0.0", ports, model, revision, "10.0.0.1", 4, gpu_memory)
+    found = Found(engine, (program,), "1", programs=programs or {})
+    return Seat(found, "0.0.0.0", ports, model, revision, "10.0.0.1", 4, gpu_memory, layers)

@@ -72,7 +72,7 @@ def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: li
             "gpu-memory-taken",
         ),
         ("Port is already in use. dist_init_port=8030", "port-in-use"),
-        ("RuntimeError: Gloo connectFullMesh failed with [..]", "peers-missing"),
+        ("RuntimeError: Gloo connectFullMesh failed with [..]", "peer-missing"),
         ("Unable to find address for: eth9", "no-interface"),
         ("Scheduler hit an exception: Traceback (most recent call last):", "engine-failed"),
     ],

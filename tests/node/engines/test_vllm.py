@@ -107,7 +107,7 @@ LINES = {
     "Total number of attention heads (4) must be divisible by tensor parallel size (3).": "bad-shape",
     "vllm: error: unrecognized arguments: --no-such-flag": "bad-argument",
     "To serve at least one request with the model's max seq len (4096), (2 GiB KV": "context-too-long",
-    "DistStoreError: Timed out after 21 seconds waiting for clients. 1/2 clients joined.": "peers-missing",
+    "DistStoreError: Timed out after 21 seconds waiting for clients. 1/2 clients joined.": "peer-missing",
     "ValueError: `--nnodes 2` must evenly divide the total world size (1).": "bad-shape",
     "ValueError: World size (4) is larger than the number of available GPUs (2) in this node": "bad-shape",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "out-of-memory",

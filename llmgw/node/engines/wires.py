@@ -1,0 +1,179 @@
+"""What the members of a replica really talk over, read from an engine's log. Pure.
+
+NCCL falls back to sockets without a word to anybody but its log, and then serves at a tenth of the speed; llama.cpp
+leaves out a member that it cannot reach. Spellings are those of NCCL 2.4 to 2.31 and RCCL, of PyTorch's gloo, and of
+llama.cpp b10068 to b11434.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from llmgw.wire.facts import ShardSpec
+
+#: What makes NCCL say in its log which network it chose. At the start only: neither part speaks while it works.
+NCCL_TELLS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+
+
+@attrs.frozen
+class Wires:
+    """`network` in words for `ShardStatus`; "" while the log does not tell. `missing`: peers that are left out."""
+
+    network: str = ""
+    warning: str = ""
+    missing: tuple[str, ...] = ()
+
+
+_TELLING = re.compile(
+    r"NET/(?:IB|Socket)\b|Using network |NET plugin |via (?:NET/|P2P/MNNVL)|ibv|libibverbs|backend=gloo"
+    r"|\bRPC\d+\b"
+)
+_IB = re.compile(r"NET/IB ?: ?Using(?P<rest>.*)")
+_NO_IB = re.compile(r"NET/IB ?: ?No device found")
+_SOCKET = re.compile(r"NET/Socket ?: ?Using(?P<rest>.*)")
+_NETWORK = re.compile(r"Using network (?P<name>\S.*?)\s*$|Assigned NET plugin (?P<plugin>\S.*?) to comm")
+_CHANNEL = re.compile(r"via NET/(?P<name>[^/]+)/\d")
+_NVLINK = re.compile(r"via P2P/MNNVL")
+_HCA = re.compile(r"(?P<device>[A-Za-z][\w.-]*):(?P<port>\d+)/(?:IB|RoCE)")
+_INTERFACE = re.compile(r"(?:\[\d+\]\s*|^\s*)(?P<name>[A-Za-z][\w.@-]*):(?=[\da-fA-F:])")
+_VERBS = re.compile(r"(?:Failed|failed|Could not|Unable) to (?:open|load|dlopen) \S*libibverbs")
+_USED = re.compile(r"using device RPC\d+(?:\[\d+\])? \((?P<peer>[^)\s]+)\)")
+_HOLDS = re.compile(r"RPC\d+\[(?P<peer>[^\]\s]+)\] model buffer size")
+_FABRIC_TEST = "measure the ports with `llmgw ctl fabric-test`"
+
+
+def telling(line: str) -> bool:
+    """Whether a line may say something of the network: the rest of a log need not be kept."""
+    return _TELLING.search(line) is not None
+
+
+def rpc_peers(spec: ShardSpec) -> tuple[str, ...]:
+    """Where a leader of llama.cpp meets its followers, as it is told and as it names them in its log."""
+    if len(spec.peers) < 2 or len(spec.peer_ports) < len(spec.peers):
+        return ()
+    return tuple(
+        f"{peer}:{ports['rpc']}"
+        for peer, ports in zip(spec.peers[1:], spec.peer_ports[1:], strict=False)
+        if "rpc" in ports
+    )
+
+
+def read(spec: ShardSpec, lines: Sequence[str]) -> Wires:
+    """What the log of one member says so far. Of a shard without peers it is nothing."""
+    if len(spec.peers) < 2:
+        return Wires()
+    if spec.engine == "llamacpp":
+        return Wires() if spec.rank else _rpc(spec, lines)
+    found = _nccl(spec, lines)
+    return found if found.network else _gloo(spec, lines)
+
+
+def _rpc(spec: ShardSpec, lines: Sequence[str]) -> Wires:
+    used = _all(_USED, "peer", lines)
+    if not used:
+        return Wires()
+    due = rpc_peers(spec)
+    holding = set(_all(_HOLDS, "peer", lines))
+    idle = [peer for peer in used if peer not in holding]
+    warning = ""
+    if holding and idle:
+        warning = (
+            f"{', '.join(idle)} holds nothing of the model, which has fewer parts than the replica has devices: "
+            "use fewer nodes, or split it with -ts"
+        )
+    return Wires(f"RPC: {', '.join(used)}", warning, tuple(peer for peer in due if peer not in used))
+
+
+def _gloo(spec: ShardSpec, lines: Sequence[str]) -> Wires:
+    if not any("backend=gloo" in line for line in lines):
+        return Wires()
+    name = _set(spec, "GLOO_SOCKET_IFNAME")
+    return Wires(f"gloo over {name}" if name else "gloo")
+
+
+def _nccl(spec: ShardSpec, lines: Sequence[str]) -> Wires:
+    networks = list(
+        dict.fromkeys(
+            name
+            for line in lines
+            for pattern in (_NETWORK, _CHANNEL)
+            if (found := pattern.search(line))
+            if (name := next(filter(None, found.groups()), ""))
+        )
+    )
+    hcas = _each(_IB, _HCA, lines, lambda found: f"{found['device']}:{found['port']}")
+    interfaces = _each(_SOCKET, _INTERFACE, lines, lambda found: found["name"])
+    if not networks:
+        # Older ones named the network only by what it uses. Sockets count first: one such member slows all.
+        networks = ["Socket"] if interfaces else ["IB"] if hcas else []
+    nvlink = any(map(_NVLINK.search, lines))
+    if not networks:
+        return Wires("NVLink" if nvlink else "")
+    sockets = "Socket" in networks
+    name = "Socket" if sockets else networks[0]
+    over = interfaces if sockets else hcas if name.startswith("IB") else []
+    network = (f"{name}: {', '.join(over)}" if over else name) + (" and NVLink" if nvlink else "")
+    if not spec.rdma:
+        return Wires(network)
+    if sockets:
+        return Wires(network, _fell_back(spec, lines, interfaces))
+    return Wires(network, _other_ports(spec, hcas) if hcas else "")
+
+
+def _fell_back(spec: ShardSpec, lines: Sequence[str], interfaces: Sequence[str]) -> str:
+    """Sockets where RDMA was meant, the probable cause, and what to do."""
+    meant = ", ".join(spec.rdma)
+    what = f"NCCL uses sockets{' on ' + ', '.join(interfaces) if interfaces else ''} and not {meant}, so it is slow"
+    env = spec.env
+    if env.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return f"{what}: the profile's env sets NCCL_IB_DISABLE={env['NCCL_IB_DISABLE']}; take it out"
+    if env.get("NCCL_NET", "").lower() == "socket":
+        return f"{what}: the profile's env sets NCCL_NET=Socket; take it out"
+    if any(map(_VERBS.search, lines)):
+        return f"{what}: libibverbs is not installed on this node; install it (libibverbs1 on Debian and Ubuntu)"
+    if any(map(_NO_IB.search, lines)):
+        if "NCCL_IB_HCA" in env:
+            return (
+                f"{what}: it found no RDMA device by NCCL_IB_HCA={env['NCCL_IB_HCA']} of the profile's env; take it out"
+            )
+        return (
+            f"{what}: it found no RDMA device that it may use; look whether these ports are ACTIVE "
+            "(`llmgw-node doctor`) and whether the engine may open /dev/infiniband (a container needs the devices "
+            "and an unlimited memlock)"
+        )
+    return f"{what}; set NCCL_DEBUG_SUBSYS=ALL in the profile's env and look at the log for why"
+
+
+def _other_ports(spec: ShardSpec, hcas: Sequence[str]) -> str:
+    absent = [port for port in spec.rdma if port not in hcas]
+    others = [port for port in hcas if port not in spec.rdma]
+    if not absent and not others:
+        return ""
+    words = []
+    if absent:
+        words.append(f"NCCL uses {len(spec.rdma) - len(absent)} of {len(spec.rdma)} ports, and {', '.join(absent)} not")
+    if others:
+        words.append(f"NCCL uses {', '.join(others)}, which the replica is not meant to use")
+    if "NCCL_IB_HCA" in spec.env:
+        return f"{'; '.join(words)}: the profile's env sets NCCL_IB_HCA={spec.env['NCCL_IB_HCA']}; take it out"
+    remedy = f"look whether they are ACTIVE (`llmgw-node doctor`) and {_FABRIC_TEST}" if absent else _FABRIC_TEST
+    return f"{'; '.join(words)}: {remedy}"
+
+
+def _set(spec: ShardSpec, name: str) -> str:
+    return spec.env.get(name) or spec.network.get(name, "")
+
+
+def _all(pattern: re.Pattern[str], group: str, lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(found[group] for line in lines for found in pattern.finditer(line)))
+
+
+def _each(
+    head: re.Pattern[str], item: re.Pattern[str], lines: Iterable[str], name: Callable[[re.Match[str]], str]
+) -> list[str]:
+    """Every item behind the head of a line, once, in the order of the first line that has it."""
+    rests = (found["rest"].partition("; OOB")[0] for line in lines if (found := head.search(line)))
+    return list(dict.fromkeys(name(found) for rest in rests for found in item.finditer(rest)))
