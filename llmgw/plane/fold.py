@@ -150,6 +150,8 @@ def _freshened(facts: Register, beat: Heartbeat, ports: tuple[Port, ...]) -> Reg
         new["installs"] = beat.installs
     if beat.weights is not None:
         new["weights"] = beat.weights
+    if beat.share is not None:
+        new["share"] = beat.share
     if beat.problems is not None:
         new["problems"] = beat.problems
     return replace(facts, **new) if new else facts

@@ -83,6 +83,7 @@ class Register(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="regis
     labels: dict[str, str] = {}
     epoch: int = 0
     engine_ports: tuple[int, int] | None = None  # the first and the last port that engines may be given; None: not said
+    share: str = ""  # where other nodes have this one's weights, HOST:PORT; ":PORT": at its address; "": nowhere
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat"):
@@ -104,6 +105,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear
     weights: tuple[Weights, ...] | None = None
     counters: tuple[str, ...] | None = None  # the names that `counts` follow, from now on
     counts: bytes | None = None  # every port's counters, in the order of the ports told last: see `wire.counters`
+    share: str | None = None  # as in Register
 
 
 class Working(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="working"):
@@ -167,3 +169,5 @@ AgentMessage = Register | Heartbeat | ShardStatus | Working | Listening | Reply 
 #: A feature that is no request (A11): this agent starts members of a replica of several nodes, by rank, on ports that
 #: the plane reserves. An agent without it would start each as a whole replica.
 GANGS = "replicas-of-several-nodes"
+#: This agent brings a newer commit of a source when it is asked to; one without it would say that it has the source.
+REFRESH = "weights-refresh"

@@ -94,13 +94,20 @@ class Provision(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="prov
 
 
 class StartShard(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
-    """Run this shard at this generation. Repeated, it makes the node tell the shard's state (C4)."""
+    """Run this shard at this generation. Repeated, it makes the node tell the shard's state (C4).
+
+    The `weights_` fields say where in the fleet its source may be had: from whom as HOST:PORT (`weights_from` have all
+    of it, `weights_soon` fetch it or are about to), and which commit the others hold. They are advice.
+    """
 
     shard: ShardId
     replica: ReplicaId
     model: ModelName
     generation: int
     spec: ShardSpec
+    weights_from: tuple[str, ...] = ()
+    weights_soon: tuple[str, ...] = ()
+    weights_revision: str = ""
 
 
 class StopShard(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stop"):
@@ -121,10 +128,17 @@ class DrainShard(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dra
 
 
 class FetchWeights(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="fetch"):
-    """Bring a model's files into the cache before they are needed."""
+    """Bring a model's files into the cache before they are needed. The `weights_` fields are as in StartShard.
+
+    `refresh`: where the source is a branch that has moved on, bring what it is now, beside what is there.
+    """
 
     source: str
     bytes_per_second: int | None = None
+    weights_from: tuple[str, ...] = ()
+    weights_soon: tuple[str, ...] = ()
+    weights_revision: str = ""
+    refresh: bool = False
 
 
 # --- requests ----------------------------------------------------------------------------------------

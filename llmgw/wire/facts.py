@@ -399,6 +399,7 @@ class Weights(Struct, frozen=True, kw_only=True, omit_defaults=True):
     revision: str = ""  # the commit that the hub named, or the file's digest
     fetching: bool = False
     idle: float | None = None  # seconds for which no shard has used them; None: not said
+    came_from: str = ""  # the node that gave the last of their bytes; "": from the source itself, or not said
 
 
 # --- shards ------------------------------------------------------------------------------------------
