@@ -107,7 +107,7 @@ class PaperEngine:
     def adapter(self, engine: str) -> PaperEngine:
         return self
 
-    async def found(self, engine: str) -> Found:
+    async def found(self, engine: str, version: str = "", waiting: Callable[[str], None] | None = None) -> Found:
         await trio.lowlevel.checkpoint()
         return Found("llamacpp", ("llama-server",))
 

@@ -84,14 +84,19 @@ class Prepared:
     model: str
 
 
-async def prepare(order: StartShard, means: Means, fetching: Callable[[Progress], None]) -> Prepared | Failure:
-    """Check everything that can be checked before minutes are spent, reserve ports, and make the command."""
+async def prepare(
+    order: StartShard, means: Means, fetching: Callable[[Progress], None], waiting: Callable[[str], None]
+) -> Prepared | Failure:
+    """Check everything that can be checked before minutes are spent, reserve ports, and make the command.
+
+    `waiting` is told in words while the engine itself is still being installed.
+    """
     spec, facts = order.spec, means.facts()
     engine = means.installed.adapter(spec.engine)
     if engine is None:
         return Failure("engine-missing", f"this agent knows no engine called {spec.engine!r}", "upgrade the agent")
     try:
-        found = await means.installed.found(spec.engine)
+        found = await means.installed.found(spec.engine, spec.engine_version, waiting)
     except LlmgwError as error:
         return Failure("engine-missing", error.what, error.remedy)
     if spec.engine_version and found.version and spec.engine_version != found.version:

@@ -1,4 +1,4 @@
-"""The short run before the real one: whether what the engine needs of others is there (`engines.Trial`)."""
+"""The short run before the real one: whether what the engine needs of others is there (`engines.Rehearsal`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LAST_LINES = 20
 
 
 async def rehearse(order: StartShard, prepared: Prepared, means: Means) -> Failure | None:
-    """Run the command's trial, if it has one; why the start makes no sense. Cancelled, nothing of it is left."""
-    trial = prepared.command.trial
-    if trial is None:
+    """Run the command's rehearsal, if it has one; why the start makes no sense. Cancelled, nothing of it is left."""
+    rehearsal = prepared.command.rehearsal
+    if rehearsal is None:
         return None
     env = engine_environment(
         os.environ,
@@ -34,15 +34,15 @@ async def rehearse(order: StartShard, prepared: Prepared, means: Means) -> Failu
     env = {name: value for name, value in env.items() if name not in (SHARD, TOKEN)} | {PROBE: "1"}
     try:
         process = await trio.lowlevel.open_process(
-            list(trial.argv), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env, cwd="/"
+            list(rehearsal.argv), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env, cwd="/"
         )
     except OSError as error:
         means.ports.release(order.shard)
-        return Failure("cannot-start", f"{trial.argv[0]} cannot be executed: {error.strerror}", "check it")
+        return Failure("cannot-start", f"{rehearsal.argv[0]} cannot be executed: {error.strerror}", "check it")
     output = bytearray()
     assert process.stdout is not None
     try:
-        with trio.move_on_after(trial.within):
+        with trio.move_on_after(rehearsal.within):
             async for data in process.stdout:
                 output += data[: _MOST_OUTPUT - len(output)]
             await process.wait()
@@ -53,7 +53,7 @@ async def rehearse(order: StartShard, prepared: Prepared, means: Means) -> Failu
             await process.wait()
             await process.stdout.aclose()
     lines = clean(bytes(output))
-    objection = trial.objection(lines)
+    objection = rehearsal.objection(lines)
     if objection is None:
         return None
     means.ports.release(order.shard)

@@ -134,7 +134,11 @@ async def _begin(life: Life, order: StartShard, attempt: int, means: Means, book
         file_name(order.shard)
     except LlmgwError as error:
         return Failure("bad-name", error.what, error.remedy)
-    prepared = await prepare(order, means, fetching)
+
+    def waiting(words: str) -> None:
+        book.tell(life, ShardState.STARTING, order=order, detail=words)
+
+    prepared = await prepare(order, means, fetching, waiting)
     if isinstance(prepared, Failure):
         return prepared
 

@@ -63,7 +63,7 @@ class Seat:
     layers: int | None = None  # of the model, where its files say it
 
 
-class Trial(Protocol):
+class Rehearsal(Protocol):
     """A short run before the real one, in its environment: what it prints decides whether the start makes sense."""
 
     @property
@@ -86,7 +86,7 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str] = attrs.field(factory=dict)
     cwd: str = "/"
-    trial: Trial | None = None
+    rehearsal: Rehearsal | None = None
 
 
 @attrs.frozen

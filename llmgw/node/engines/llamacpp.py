@@ -6,8 +6,8 @@ draining is the gateway's; `-c` is the context of all slots together; the reques
 Over several nodes each follower runs `rpc-server`, which lends its devices to the leader's server and is sent its part
 of the weights. It knows no authentication, so it listens only where the leader reaches it; it serves one client at a
 time, and so belongs to one replica. A member that is not there when the server starts is left out without a word (up
-to b10068), hence the trial; one that goes away while nothing is asked is noticed by nobody, hence the tokens that the
-node has made. The protocol must be the same on all members: the plane places them by version.
+to b10068), hence the rehearsal; one that goes away while nothing is asked is noticed by nobody, hence the tokens that
+the node has made. The protocol must be the same on all members: the plane places them by version.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ _SPLIT = ("-ts", "--tensor-split")
 _VERBOSITY = ("-lv", "--verbosity", "--log-verbosity", "-v", "--verbose", "--log-verbose")
 _ALL = "99"  # more layers than any model has
 _LISTED = re.compile(r"^\s*RPC\d+(?:\[\d+\])?\s*:\s*(?P<peer>\S+:\d+)")
-_TRIAL_SECONDS = 30.0
+_REHEARSAL_SECONDS = 30.0
 
 
 @attrs.frozen
 class PeersAnswer:
-    """The trial of a leader: each of its peers must offer a device now."""
+    """The rehearsal of a leader: each of its peers must offer a device now."""
 
     argv: tuple[str, ...]
     peers: tuple[str, ...]
-    within: float = _TRIAL_SECONDS
+    within: float = _REHEARSAL_SECONDS
 
     def objection(self, lines: Sequence[str]) -> Objection | None:
         there = {found["peer"] for line in lines if (found := _LISTED.match(line))}
@@ -166,8 +166,10 @@ class LlamaCpp:
             *("--metrics", "--no-ui", "--offline", "--log-colors", "off"),
             *spec.args,
         )
-        trial = PeersAnswer((*seat.found.command, "--rpc", ",".join(peers), "--list-devices"), peers) if peers else None
-        return Command(argv, _env(seat), cwd=str(Path(seat.model).parent), trial=trial)
+        rehearsal = (
+            PeersAnswer((*seat.found.command, "--rpc", ",".join(peers), "--list-devices"), peers) if peers else None
+        )
+        return Command(argv, _env(seat), cwd=str(Path(seat.model).parent), rehearsal=rehearsal)
 
     def asking(self, spec: ShardSpec) -> Asking | Listens:
         if spec.rank:
@@ -181,7 +183,14 @@ class LlamaCpp:
         )
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
-        return probable(LLAMACPP, lines, ended)
+        found = probable(LLAMACPP, lines, ended)
+        if found is None and ended.signal_name == "SIGPIPE":
+            return Cause(
+                "peer-lost",
+                "the rpc-server died of writing to a leader that had gone before its turn",
+                "look at the leader's log",
+            )
+        return found
 
 
 def _env(seat: Seat) -> dict[str, str]:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.node.engines import Command, Listens, Objection
 from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.llamacpp import LlamaCpp
@@ -15,9 +16,19 @@ def codes(*args: str, contents: Contents | None = GGUF, **more: object) -> list[
     return [objection.code for objection in LLAMA.validate(spec("llamacpp", *args, **more), FACTS, contents)]  # type: ignore[arg-type]
 
 
+RPC = {"rpc-server": "/opt/llama/rpc-server"}
+PEERS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+
+def commanded(*args: str, layers: int | None = None, **more: object) -> Command:
+    where = seat("llamacpp", "llama-server", model="/models/m.gguf", layers=layers, programs=RPC)
+    command = LLAMA.command(spec("llamacpp", *args, **more), where)  # type: ignore[arg-type]
+    assert isinstance(command, Command)
+    return command
+
+
 def argv(*args: str, **more: object) -> str:
-    command = LLAMA.command(spec("llamacpp", *args, **more), seat("llamacpp", "llama-server", model="/models/m.gguf"))  # type: ignore[arg-type]
-    return " ".join(command.argv)
+    return " ".join(commanded(*args, **more).argv)  # type: ignore[arg-type]
 
 
 def test_a_cpu_shard_uses_no_card_and_as_many_threads_as_it_was_given() -> None:
@@ -31,6 +42,80 @@ def test_a_gpu_shard_may_use_its_cards_and_users_extend_the_command() -> None:
     assert "-dev" not in argv(gpus=1)
     assert argv("-np", "4").endswith("--log-colors off -np 4")
     assert "-t 4" not in argv("-t", "2")
+
+
+@pytest.mark.parametrize(
+    ("command", "has"),
+    [
+        # Three members share 32 layers: the leader keeps 10, the others get 11 and the output layer.
+        (
+            argv(peers=PEERS, layers=32, context=512),
+            "-t 4 -c 512 --rpc 10.0.0.2:8002,10.0.0.3:8002 -lv 4 -ngl 23 -ts 1,1 --metrics",
+        ),
+        (argv(peers=PEERS, layers=None), "-lv 4 -ngl 99 --metrics"),
+        (argv(peers=PEERS, gpus=2, layers=32), "-lv 4 -ngl 99 --metrics"),
+        (argv("-ts", "3,1", peers=PEERS, layers=32), "-lv 4 -ngl 23 --metrics"),
+        (argv("-ngl", "5", peers=PEERS, layers=32), "-lv 4 -ts 1,1 --metrics"),
+        (argv("-lv", "5", peers=PEERS, gpus=1), "8002 -ngl 99 --metrics"),
+        (argv(peers=PEERS, rank=1), "/opt/llama/rpc-server -H 10.0.0.2 -p 8002 -t 4 -d CPU"),
+        (argv("-t", "7", peers=PEERS, rank=2, gpus=1), "/opt/llama/rpc-server -H 10.0.0.3 -p 8002 -t 7"),
+    ],
+)
+def test_members_share_the_layers_and_meet_at_the_addresses_and_ports_that_the_plane_gave(
+    command: str, has: str
+) -> None:
+    assert command.endswith(has) if "rpc-server" in has else has in command
+
+
+def test_a_leader_must_not_be_kept_from_its_peers_devices_and_a_follower_listens_on_one_address_only() -> None:
+    assert "-dev none" not in argv(peers=PEERS, layers=32)
+    assert "0.0.0.0" not in argv(peers=PEERS, rank=1)
+    assert "-d CPU" not in argv(peers=PEERS, rank=1, gpus=1)
+
+
+def test_a_follower_needs_the_rpc_server_no_weights_and_no_http() -> None:
+    follower = spec("llamacpp", rank=1, peers=PEERS)
+    lacking = LLAMA.command(follower, seat("llamacpp", "/opt/llama-server"))
+    assert isinstance(lacking, Objection)
+    assert (lacking.code, "rpc-server beside /opt/llama-server" in lacking.text) == ("engine-missing", True)
+    assert (LLAMA.weights(follower), LLAMA.ports(follower), LLAMA.asking(follower)) == (False, ("rpc",), Listens("rpc"))
+    leader = spec("llamacpp", peers=PEERS)
+    assert (LLAMA.weights(leader), LLAMA.ports(leader)) == (True, ("http",))
+
+
+LISTED = """Available devices:
+  RPC0: 10.0.0.2:8002 (24105 MiB, 24105 MiB free)
+  RPC1: 10.0.0.3:8002 (24105 MiB, 24105 MiB free)"""
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (LISTED, None),
+        (LISTED.replace("  RPC1: 10.0.0.3", "  RPC1[1]: 10.0.0.3"), None),
+        (LISTED.rpartition("\n")[0], "no device of 10.0.0.3:8002 can be had; 1 of 2 peers answered"),
+        (
+            "0.00.005 E Failed to connect to 10.0.0.2:8002\n" + LISTED.replace("  RPC0: 10.0.0.2:8002", "  CPU"),
+            "no device of 10.0.0.2:8002 can be had (0.00.005 E Failed to connect to 10.0.0.2:8002); 1 of 2",
+        ),
+        ("Failed to connect to 10.0.0.2:8002", "no device of 10.0.0.2:8002, 10.0.0.3:8002 can be had"),
+        ("", "0 of 2 peers answered"),
+    ],
+)
+def test_an_absent_peer_is_found_before_the_server_would_leave_it_out_without_a_word(
+    output: str, says: str | None
+) -> None:
+    rehearsal = commanded(peers=PEERS).rehearsal
+    assert rehearsal is not None
+    assert rehearsal.argv == ("llama-server", "--rpc", "10.0.0.2:8002,10.0.0.3:8002", "--list-devices")
+    objection = rehearsal.objection(output.splitlines())
+    if says is None:
+        assert objection is None
+    else:
+        assert objection is not None
+        assert objection.code == "peer-missing"
+        assert says in objection.text
+    assert commanded().rehearsal is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +140,19 @@ def test_a_gpu_shard_may_use_its_cards_and_users_extend_the_command() -> None:
         (codes(context=5000), ["context-too-long"]),
         (codes(contents=None), ["missing-weights"]),
         (codes(contents=Contents(Path("/x"), "hub")), ["model-unsupported"]),
-        (codes(peers=("a", "b")), ["bad-shape"]),
+        (codes(peers=PEERS), []),
+        (codes("-ngl", "99", peers=PEERS), []),
+        (codes(peers=PEERS, peer_ports=()), ["bad-shape", "bad-shape"]),
+        (codes(peers=("10.0.0.1", "gpu-02")), ["bad-shape"]),
+        (codes(peers=("10.0.0.1", "fd00::2")), ["bad-shape"]),
+        (codes(peers=("fd00::1", "10.0.0.2")), []),
+        (codes("--rpc", "10.0.0.9:50052"), ["bad-argument"]),
+        (codes(peers=PEERS[:2], rank=1, contents=None), []),
+        (codes(peers=PEERS[:2], rank=1, contents=None, threads=65), ["not-enough-cpu"]),
+        (codes(peers=PEERS, contents=Contents(Path("/m.gguf"), "gguf", layers=1)), []),
+        (codes(peers=(*PEERS, "10.0.0.4"), contents=Contents(Path("/m.gguf"), "gguf", layers=1)), ["bad-shape"]),
+        (codes(memory=400 << 20, context=1, peers=PEERS), []),  # a third of the weights each
+        (codes(memory=300 << 20, context=1, peers=PEERS), ["not-enough-memory"]),
     ],
 )
 def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: list[str], expected: list[str]) -> None:
@@ -73,6 +170,11 @@ def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: li
         (["couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 1"], Ended(exit_code=1), "port-in-use"),
         (["ggml_aligned_malloc: insufficient memory (attempted to allocate 1 MB)"], Ended(signal=11), "out-of-memory"),
         (["Remote RPC server crashed or returned malformed response"], Ended(signal=6), "peer-lost"),
+        (["send failed (bytes_sent=0, size_to_send=8)"], Ended(signal=6), "peer-lost"),
+        (["Failed to connect to 10.0.0.2:50052"], Ended(signal=6), "peer-missing"),
+        (["Invalid host address: gpu-02", "Failed to create server socket"], Ended(exit_code=0), "no-interface"),
+        (["Failed to create server socket"], Ended(exit_code=0), "port-in-use"),
+        (["Accepted client connection"], Ended(signal=13), "peer-lost"),
         ([], Ended(signal=11), "crashed"),
         ([], Ended(signal=9), "killed"),
         ([], Ended(signal=9, oom_kills=1), "out-of-memory"),
