@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import attrs
 
 from llmgw.plane.rooms import Room, Unit
-from llmgw.plane.world import Model, Node, Reason, Stage
+from llmgw.plane.world import Model, Node, Profile, Reason, Stage
 from llmgw.wire.agent import GANGS
-from llmgw.wire.facts import EngineInstall, InstallState, Resources
+from llmgw.wire.facts import EngineInstall, InstallState, ModelName, Resources
 
 GIB = 1 << 30
 
@@ -22,7 +22,11 @@ SILENT_INSTALLS = ("llamacpp",)
 
 @attrs.frozen
 class Need:
-    """What one replica asks: the same of each of its `nodes`."""
+    """What one replica asks: the same of each of its `nodes`.
+
+    `network` is what joins them, one of "nvlink", "rdma" and "tcp", or several, any of which does; empty for one node.
+    `apart` are models that share no node with `model`.
+    """
 
     engine: str
     version: str
@@ -30,12 +34,38 @@ class Need:
     resources: Resources
     labels: tuple[tuple[str, str], ...]
     nodes: int = 1
+    network: tuple[str, ...] = ()
+    rails: int = 0
+    spread: str = ""
+    apart: tuple[ModelName, ...] = ()
+    model: ModelName = ModelName("")
 
     @classmethod
     def of(cls, model: Model) -> Need:
         profile = model.profile
-        labels = tuple(sorted(profile.labels.items()))
-        return cls(profile.engine, profile.engine_version, profile.source, profile.resources, labels, profile.nodes)
+        several = profile.nodes > 1
+        return cls(
+            profile.engine,
+            profile.engine_version,
+            profile.source,
+            profile.resources,
+            tuple(sorted(profile.labels.items())),
+            profile.nodes,
+            networks(profile) if several else (),
+            profile.rails if several else 0,
+            profile.spread,
+            tuple(sorted(set(profile.apart))),
+            model.name,
+        )
+
+
+def networks(profile: Profile) -> tuple[str, ...]:
+    """What may join the nodes of a replica, the best first. llama.cpp's RPC is TCP, GPUs or not."""
+    if profile.network:
+        return (profile.network,)
+    if profile.resources.gpus and profile.engine != "llamacpp":
+        return ("nvlink", "rdma")
+    return ("tcp",)
 
 
 def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterator[Reason]:
@@ -72,6 +102,9 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
             yield no(
                 "labels", "" if has is None else f"{name}={has}", f"{name}={value}", f"{words}, not {name}={value}"
             )
+    if need.apart and (beside := room.models & set(need.apart)):
+        names = ", ".join(sorted(beside))
+        yield no("apart", names, f"without {names}", f"runs {names}, which shares no node with this model")
     if need.nodes > 1 and GANGS not in node.facts.features:
         version = node.facts.version or "unknown"
         text = f"has an agent of version {version}, which is too old for replicas of several nodes: upgrade its agent"
@@ -129,6 +162,18 @@ def installed(node: Node, need: Need) -> bool:
         i.engine == need.engine and i.state is InstallState.INSTALLED and need.version in ("", i.version)
         for i in node.facts.installs
     )
+
+
+def installed_versions(node: Node, need: Need) -> tuple[str, ...]:
+    """At which versions a node that has room could run its part of a replica, whose members must have one version.
+
+    "" stands for a version that nobody knows yet: the engine is not installed there.
+    """
+    if need.version:
+        return (need.version,)
+    installs = node.facts.installs if node.facts is not None else ()
+    found = {i.version for i in installs if i.engine == need.engine and i.state is InstallState.INSTALLED}
+    return tuple(sorted(found)) or ("",)
 
 
 def _install_words(install: EngineInstall) -> str:
@@ -208,11 +253,25 @@ def _undisturbed(unit: Unit, need: Resources) -> bool:
 IDLE_FOREIGN = 512 << 20
 
 
-def pick(room: Room, need: Need) -> tuple[str, ...]:
-    """The GPUs that the shard takes on a node that has room: those without a warning first, then by index."""
+def domains(room: Room, need: Need) -> tuple[str, ...]:
+    """The NVLink domains in which a node that has room has enough GPUs for the shard, by name."""
+    counts: dict[str, int] = {}
+    for unit in _gpus(room, need.resources)[0] if need.resources.gpus else ():
+        if unit.domain:
+            counts[unit.domain] = counts.get(unit.domain, 0) + 1
+    return tuple(sorted(domain for domain, count in counts.items() if count >= need.resources.gpus))
+
+
+def pick(room: Room, need: Need, domain: str = "") -> tuple[str, ...]:
+    """The GPUs that the shard takes on a node that has room: those without a warning first, then by index.
+
+    `domain`: only of this NVLink domain.
+    """
     if not need.resources.gpus:
         return ()
     fitting, _ = _gpus(room, need.resources)
+    if domain:
+        fitting = tuple(unit for unit in fitting if unit.domain == domain)
     order = sorted(range(len(fitting)), key=lambda n: (fitting[n].warned, n))
     return tuple(fitting[n].uuid for n in sorted(order[: need.resources.gpus]))
 

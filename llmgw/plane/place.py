@@ -2,7 +2,7 @@
 
 Pure and deterministic. Hard checks come first (checks.py); among the nodes that pass, the one wins that has the
 weights already, then has fewest replicas of the model, then is left with the least room. A replica of several
-nodes will choose among groups of rooms that reach one another; the checks of one node stay what they are.
+nodes goes to some that pass and reach one another (several.py); the checks of one node stay what they are.
 """
 
 from __future__ import annotations
@@ -14,46 +14,17 @@ from typing import Generic, TypeVar
 import attrs
 
 from llmgw.plane.checks import Need, fetched, installed, pick, refusals
-from llmgw.plane.rooms import FULL_DISK, Room, room, weights_of
-from llmgw.plane.world import Model, Node, Reason, Shard, World
+from llmgw.plane.reach import Reach
+from llmgw.plane.rooms import FULL_DISK, Room, labels_of, room, weights_of
+from llmgw.plane.several import Choice, Entry, Member, Score, Several
+from llmgw.plane.world import DEFAULT, Model, Node, Reason, Settings, Shard, World
 from llmgw.wire.facts import ModelName, NodeId, ShardId
-
-
-@attrs.frozen
-class Member:
-    """The place of one shard: its node, the GPUs it takes, and what it needs to find the others of its replica.
-
-    `address` is where the others reach it, `ports` are the numbers reserved there, `network` the environment that the
-    wires between them ask for, `rdma` the ports they use. All empty for a replica of one node.
-    """
-
-    node: NodeId
-    gpus: tuple[str, ...]
-    address: str = ""
-    ports: Mapping[str, int] = attrs.field(factory=dict)
-    network: Mapping[str, str] = attrs.field(factory=dict)
-    rdma: tuple[str, ...] = ()
-
-
-@attrs.frozen
-class Choice:
-    """The nodes that take a replica, by rank, and why these. `version`: the engine's, where all must have the same."""
-
-    members: tuple[Member, ...]
-    why: str
-    version: str = ""
-
-    @property
-    def nodes(self) -> tuple[NodeId, ...]:
-        return tuple(member.node for member in self.members)
-
 
 T = TypeVar("T")
 
-#: Not installed yet, GPUs left, threads left, memory left: the smaller, the tighter.
-_Score = tuple[bool, int, int, int]
-#: Without the weights, other replicas of the model there, the score, the node.
-_Entry = tuple[bool, int, bool, int, int, int, NodeId]
+#: Other replicas of the model in the same place (of the label they are spread over), without the weights, other replicas
+#: of the model there, the score, the node.
+_Entry = tuple[int, bool, int, bool, int, int, int, NodeId]
 
 
 @attrs.define
@@ -70,9 +41,10 @@ class Rooms:
     Scores are kept by need and refreshed only for nodes on which something was held or released since.
     """
 
-    def __init__(self, world: World, now: float) -> None:
+    def __init__(self, world: World, now: float, settings: Settings = DEFAULT) -> None:
         self._nodes: Mapping[NodeId, Node] = world.nodes
         self._now = now
+        self._apart = _apart(world)
         self._held: dict[NodeId, dict[ShardId, Shard]] = {}
         self._replicas: dict[ModelName, dict[NodeId, int]] = {}
         for shard in world.shards.values():
@@ -80,11 +52,14 @@ class Rooms:
             self._held.setdefault(shard.node, {})[shard.id] = shard
         self._rooms: dict[NodeId, Room] = {}
         self._touched: list[NodeId] = []  # in order: who looked before a touch looks again from there on
-        self._scores: dict[Need, _Kept[dict[NodeId, _Score]]] = {}
+        self._scores: dict[Need, _Kept[dict[NodeId, Score]]] = {}
         self._heaps: dict[tuple[Need, ModelName], _Kept[list[_Entry]]] = {}
         self._asked: set[tuple[Need, ModelName]] = set()
         self._sources: dict[str, set[NodeId]] | None = None
+        self._values: dict[str, dict[NodeId, str]] = {}
         self._disk_full: bool | None = None
+        self._reach = Reach(world, now, settings)
+        self._several = Several(self._reach, self._nodes, self.room, self._held, self._touched)
 
     def room(self, node: NodeId, *, without: ShardId | None = None) -> Room | None:
         """A node's room; `without` one shard that is placed there."""
@@ -116,19 +91,26 @@ class Rooms:
 
         `shards` are all of its members, by rank.
         """
-        members: list[Member] = []
+        need, rooms = self._whole(need), []
         for shard in shards:
             found = self.room(shard.node, without=shard.id)
             if found is None or next(refusals(found, need, despite_cordon=True), None) is not None:
                 return None
-            members.append(Member(shard.node, pick(found, need)))
-        return Choice(tuple(members), "it ran here before")
+            rooms.append(found)
+        if need.nodes > 1:
+            return self._several.here(shards, rooms, need) if len(rooms) == need.nodes else None
+        return Choice(tuple(Member(found.node.id, pick(found, need)) for found in rooms), "it ran here before")
 
     def choose(self, need: Need, model: ModelName, avoid: Collection[NodeId] = ()) -> Choice | None:
-        """The best node for one more shard of a model, none of `avoid`; None when no node has room."""
+        """The best nodes for one more replica of a model, none of `avoid`; None when too few have room."""
+        need = self._whole(need)
         scores = self._fresh(need)
         entry = self._entries(need, model)
-        if (need, model) in self._asked:
+        again = (need, model) in self._asked and not need.spread
+        if need.nodes > 1:
+            self._asked.add((need, model))
+            return self._several.choose(need, model, scores, self._liked(need, entry), avoid, keep=again)
+        if again:
             chosen = self._from_heap(need, model, scores, entry, avoid)
         else:
             # Most models have few replicas: one look at all scores is cheaper than a heap of them.
@@ -138,23 +120,36 @@ class Rooms:
             return None
         found = self.room(chosen[-1])
         assert found is not None
-        return Choice((Member(chosen[-1], pick(found, need)),), self._why(found, need, model))
+        return Choice((Member(chosen[-1], pick(found, need)),), self._why(found, need, model, chosen[0]))
 
     def refused(self, need: Need) -> tuple[Reason, ...]:
-        """Every node's failing checks, by node name."""
-        found: list[Reason] = []
+        """Every node's failing checks, by node name; and why those that pass make no replica of several nodes."""
+        need = self._whole(need)
+        found: dict[NodeId, list[Reason]] = {}
+        passing: list[Room] = []
         for node in sorted(self._nodes):
             here = self.room(node)
             assert here is not None
-            found += refusals(here, need)
-        return tuple(found)
+            found[node] = list(refusals(here, need))
+            if not found[node]:
+                passing.append(here)
+        if need.nodes > 1:
+            for reason in self._several.refused(passing, need):
+                found[reason.node].append(reason)
+        return tuple(reason for reasons in found.values() for reason in reasons)
+
+    def _whole(self, need: Need) -> Need:
+        """The need with the models that name this one as apart, and without its name, which then counts no more."""
+        apart = self._apart.get(need.model, frozenset()) if need.model else frozenset()
+        whole = tuple(sorted({*need.apart, *apart}))
+        return attrs.evolve(need, apart=whole, model=ModelName(""))
 
     def _from_heap(
         self,
         need: Need,
         model: ModelName,
-        scores: dict[NodeId, _Score],
-        entry: Callable[[NodeId, _Score], _Entry],
+        scores: dict[NodeId, Score],
+        entry: Callable[[NodeId, Score], _Entry],
         avoid: Collection[NodeId],
     ) -> _Entry | None:
         kept = self._heaps.get((need, model))
@@ -182,7 +177,7 @@ class Rooms:
             heapq.heappush(heap, passed)
         return found
 
-    def _entries(self, need: Need, model: ModelName) -> Callable[[NodeId, _Score], _Entry]:
+    def _entries(self, need: Need, model: ModelName) -> Callable[[NodeId, Score], _Entry]:
         """How the nodes are ordered for one model: the smallest entry is the best."""
         if self._sources is None:
             self._sources = {}
@@ -191,11 +186,38 @@ class Rooms:
                     self._sources.setdefault(source, set()).add(node)
         there: Collection[NodeId] = self._sources.get(need.source, ())
         replicas = self._replicas.get(model, {})
-        return lambda node, score: (node not in there, replicas.get(node, 0), *score, node)
+        if not need.spread:
+            return lambda node, score: (0, node not in there, replicas.get(node, 0), *score, node)
+        where = self._values.get(need.spread)
+        if where is None:
+            where = {node: labels_of(known).get(need.spread, "") for node, known in self._nodes.items()}
+            self._values[need.spread] = where
+        counts: dict[str, int] = {}
+        for node, count in replicas.items():
+            if node in where:
+                counts[where[node]] = counts.get(where[node], 0) + count
+        return lambda node, score: (
+            counts.get(where[node], 0),
+            node not in there,
+            replicas.get(node, 0),
+            *score,
+            node,
+        )
 
-    def _why(self, room: Room, need: Need, model: ModelName) -> str:
+    def _liked(self, need: Need, entry: Callable[[NodeId, Score], _Entry]) -> Callable[[NodeId, Score], Entry]:
+        """The same order for a replica of several nodes, to which it matters with whom a node was tested well."""
+        if "rdma" not in need.network or not (friends := self._reach.friendly()):
+            return lambda node, score: _with_friends(entry(node, score), 0)
+        most = need.nodes - 1
+        return lambda node, score: _with_friends(entry(node, score), -min(most, len(friends.get(node, ()))))
+
+    def _why(self, room: Room, need: Need, model: ModelName, crowd: int) -> str:
         others = self._replicas.get(model, {}).get(room.node.id, 0)
         words = ["the weights are there"] if need.source in room.weights else []
+        if need.spread:
+            value = labels_of(room.node).get(need.spread)
+            where = f"{need.spread}={value}" if value is not None else f"places without the label {need.spread}"
+            words.append(f"{crowd or 'no'} other replicas in {where}")
         words.append(f"{others} other replicas of the model there" if others else "no other replica of the model there")
         if need.resources.gpus:
             left = sum(not u.holder and not u.broken for u in room.units) - need.resources.gpus
@@ -212,7 +234,7 @@ class Rooms:
         self._rooms.pop(node, None)
         self._touched.append(node)
 
-    def _score(self, node: NodeId, need: Need) -> _Score | None:
+    def _score(self, node: NodeId, need: Need) -> Score | None:
         found = self.room(node)
         if found is None or next(refusals(found, need), None) is not None:
             return None
@@ -232,10 +254,12 @@ class Rooms:
             )
         return self._disk_full
 
-    def _fresh(self, need: Need) -> dict[NodeId, _Score]:
+    def _fresh(self, need: Need) -> dict[NodeId, Score]:
         """The scores of all nodes that pass, which are the same for all models that ask for as much."""
         by_source = need.resources.disk_bytes or (fetched(need.source) and self._some_disk_is_full())
-        key = need if by_source else attrs.evolve(need, source="")
+        # What a model prefers and what joins its nodes are no matter of one node.
+        plain = attrs.evolve(need, nodes=min(need.nodes, 2), network=(), rails=0, spread="")
+        key = plain if by_source else attrs.evolve(plain, source="")
         kept = self._scores.get(key)
         if kept is None:
             scores = {node: score for node in self._nodes if (score := self._score(node, key)) is not None}
@@ -248,6 +272,20 @@ class Rooms:
                 kept.value[node] = score
         kept.seen = len(self._touched)
         return kept.value
+
+
+def _with_friends(entry: _Entry, friends: int) -> Entry:
+    crowd, absent, others, missing, gpus, threads, memory, node = entry
+    return crowd, absent, friends, others, missing, gpus, threads, memory, node
+
+
+def _apart(world: World) -> Mapping[ModelName, frozenset[ModelName]]:
+    """By model, those that name it as apart: it shares no node with them either."""
+    found: dict[ModelName, set[ModelName]] = {}
+    for name, model in world.models.items():
+        for other in model.profile.apart:
+            found.setdefault(other, set()).add(name)
+    return {name: frozenset(others) for name, others in found.items()}
 
 
 def place(world: World, model: Model, now: float) -> Choice | tuple[Reason, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from llmgw.plane.world import Node, Shard
-from llmgw.wire.facts import Gpu, Grade
+from llmgw.wire.facts import Gpu, Grade, ModelName
 
 #: Memory that a driver and a display server hold on an idle GPU is nobody's load.
 IDLE_BYTES = 1 << 30
@@ -32,6 +32,7 @@ class Unit:
     broken_age: float | None = None
     apart: str = ""
     warned: bool = False
+    domain: str = ""  # the NVLink domain in which it reaches GPUs of other nodes
 
     @property
     def offered_bytes(self) -> int | None:
@@ -55,6 +56,7 @@ class Room:
     sick_gpus: str = ""  # one that only shards with GPUs mind
     sick_disk: str = ""  # one that only shards mind whose weights are not there yet
     holders: tuple[str, ...] = ()
+    models: frozenset[ModelName] = frozenset()  # of the shards here
     facts_age: float | None = None
     heard_age: float | None = None
 
@@ -118,6 +120,7 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None 
         sick_gpus=sick.get("gpus", ""),
         sick_disk=sick.get("disk", ""),
         holders=tuple(sorted(shard.id for shard in held)),
+        models=frozenset(shard.model for shard in held),
         facts_age=None if node.facts_at is None else max(0.0, now - node.facts_at),
         heard_age=heard_age,
     )
@@ -195,6 +198,7 @@ def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: Shard | Non
                 age,
                 apart,
                 warned,
+                (gpu.fabric.domain or "") if gpu.fabric is not None and not apart else "",
             )
         )
     return tuple(units)

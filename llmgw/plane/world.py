@@ -306,13 +306,16 @@ class Stray:
 class Evidence(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the newest bandwidth test between two nodes found. `bad` rails did not work, or far below their ceiling.
 
-    `clock` is the plane's wall clock at the test; its age is shown and judged against `Settings.evidence`.
+    `clock` is the plane's wall clock at the test; its age is shown and judged against `Settings.evidence`. A rail is
+    named by both of its ends, "gpu-07 mlx5_0/1". `at` is the moment of `clock` on the plane's monotonic clock.
     """
 
     clock: float
     bad: tuple[str, ...] = ()
     good: tuple[str, ...] = ()
     text: str = ""
+    at: float | None = None
+    figures: dict[str, str] = {}  # of bad ends: "12 Gb/s of 400"
 
 
 class Learned(Struct, frozen=True, kw_only=True, omit_defaults=True):

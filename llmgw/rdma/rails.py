@@ -114,11 +114,11 @@ def _pair_kind(a: Side, left: list[Port], b: Side, right: list[Port], words: str
         notes += [f"{s.name} {p.device}/{p.number} has no rail label while others have: left out" for s, p in bare]
         rails = _match(a, _labelled(left), b, _labelled(right), "label", "rail", notes)
         return rails, notes, "" if rails else f"{a.name} and {b.name} have no rail label in common"
-    near_a, near_b = _near(a, left), _near(b, right)
+    near_a, near_b = near(a, left), near(b, right)
     if near_a and near_b:
-        for side, ports, near in ((a, left, near_a), (b, right, near_b)):
+        for side, ports, groups in ((a, left, near_a), (b, right, near_b)):
             for port in ports:
-                if port.device not in {p.device for group in near.values() for p in group}:
+                if port.device not in {p.device for group in groups.values() for p in group}:
                     notes.append(f"{side.name} {port.device}/{port.number} is near no GPU: not taken for a rail")
         return _match(a, near_a, b, near_b, "gpu", "GPU", notes), notes, ""
     if len(left) != len(right):
@@ -140,7 +140,7 @@ def _labelled(ports: Iterable[Port]) -> dict[int, list[Port]]:
     return groups
 
 
-def _near(side: Side, ports: Sequence[Port]) -> dict[int, list[Port]]:
+def near(side: Side, ports: Sequence[Port]) -> dict[int, list[Port]]:
     """Ports by the position of the first GPU they are next to; empty when no affinity is known."""
     ordered = sorted(side.gpus, key=lambda gpu: (pci_key(gpu.pci), gpu.index or 0))
     position = {gpu.uuid: at for at, gpu in enumerate(ordered)}

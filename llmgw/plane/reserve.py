@@ -1,0 +1,65 @@
+"""Which port numbers the members of a replica are given, so that all know them before any of them starts. Pure.
+
+What only one process of one machine needs (HTTP, a port of its own) stays the node's choice. Nodes hand out their
+range from the bottom up, the plane from the top down, so that they meet only where a range is full. Several agents on
+one machine share its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+#: What agents that do not say their range have: the default of `engine_ports` in node.toml.
+RANGE = (20000, 29999)
+#: Numbers taken by a purpose that counts up from its first one; its name ends in "+". SGLang with DP attention
+#: listens on dist-init and the six numbers after it.
+BLOCK = 8
+
+#: Who listens where, by engine: what rank 0 is given, and what every other rank is. vLLM's TCP store (`--master-port`),
+#: SGLang's (`--dist-init-addr`), and one llama.cpp RPC server for each follower, never shared.
+LEADER: Mapping[str, tuple[str, ...]] = {"vllm": ("master",), "sglang": ("dist+",)}
+FOLLOWER: Mapping[str, tuple[str, ...]] = {"llamacpp": ("rpc",)}
+
+
+def purposes(engine: str, rank: int) -> tuple[str, ...]:
+    """What a member's reserved numbers are for."""
+    return (FOLLOWER if rank else LEADER).get(engine, ())
+
+
+def spanned(numbers: Mapping[str, int]) -> Iterator[int]:
+    """Every number that a member with these may use."""
+    for purpose, first in numbers.items():
+        yield from range(first, first + _width(purpose))
+
+
+def reserve(
+    names: tuple[str, ...],
+    allowed: tuple[int, int] | None,
+    held: Collection[int],
+    last: Mapping[str, int] | None = None,
+) -> dict[str, int] | None:
+    """A number for each purpose out of `allowed`, none that is `held`; None when too few are left.
+
+    `last` are the numbers of the attempt before: the search goes on below them, so that a number which somebody else
+    has taken is not tried again at once.
+    """
+    first, end = allowed or RANGE
+    taken = set(held)
+    found: dict[str, int] = {}
+    for name in names:
+        width = _width(name)
+        top = end - width + 1
+        turn = (last or {}).get(name, top + 1)
+        before = range(turn, turn + width) if last and name in last else range(0)
+        for number in (*range(min(turn - 1, top), first - 1, -1), *range(top, max(turn, first) - 1, -1)):
+            if not any(n in taken or n in before for n in range(number, number + width)):
+                found[name] = number
+                taken.update(range(number, number + width))
+                break
+        else:
+            return None
+    return found
+
+
+def _width(purpose: str) -> int:
+    return BLOCK if purpose.endswith("+") else 1

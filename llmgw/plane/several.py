@@ -1,0 +1,341 @@
+"""Nodes for a replica of several nodes: those that pass by themselves, reach one another and fit it best (D6).
+
+Pure. All members have one way to reach each other and one version of the engine. Preferred: NVLink before RDMA, weights
+there on most of them, pairs that a test found good, most rails, the tightest fit. Deciding looks at the groups of nodes
+that reach one another and takes the best of each, never at combinations of nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import attrs
+
+from llmgw.plane.checks import Need, pick
+from llmgw.plane.groups import Way, together
+from llmgw.plane.network import End, ends, environment
+from llmgw.plane.reach import Reach, of_one
+from llmgw.plane.reserve import purposes, reserve, spanned
+from llmgw.plane.rooms import Room
+from llmgw.plane.unreached import refusals
+from llmgw.plane.world import Node, Reason, Shard
+from llmgw.wire.facts import ModelName, NodeId, ShardId
+
+#: Not installed yet, GPUs left, threads left, memory left: the smaller, the tighter.
+Score = tuple[bool, int, int, int]
+#: Other replicas in the same place, without the weights, less for every node it was tested well with, other replicas of
+#: the model there, the score, the node. The smallest is the best.
+Entry = tuple[int, bool, int, int, bool, int, int, int, NodeId]
+
+
+@attrs.frozen
+class Member:
+    """The place of one shard: its node, the GPUs it takes, and what it needs to find the others of its replica.
+
+    `address` is where the others reach it, `ports` are the numbers reserved there, `network` the environment that the
+    wires between them ask for, `rdma` the ports they use. All empty for a replica of one node.
+    """
+
+    node: NodeId
+    gpus: tuple[str, ...]
+    address: str = ""
+    ports: Mapping[str, int] = attrs.field(factory=dict)
+    network: Mapping[str, str] = attrs.field(factory=dict)
+    rdma: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Choice:
+    """The nodes that take a replica, by rank, and why these. `version`: the engine's, where all must have the same."""
+
+    members: tuple[Member, ...]
+    why: str
+    version: str = ""
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(member.node for member in self.members)
+
+
+@attrs.define
+class _Groups:
+    """The nodes that have room, by the ways they have, each group in order; for one need, and one model's likings."""
+
+    seen: int
+    entries: dict[NodeId, Entry] = attrs.field(factory=dict)
+    ways: dict[NodeId, tuple[Way, ...]] = attrs.field(factory=dict)
+    by_way: dict[Way, list[Entry]] = attrs.field(factory=dict)
+
+    def put(self, entry: Entry, ways: tuple[Way, ...]) -> None:
+        node = entry[-1]
+        if self.entries.get(node) == entry and self.ways.get(node) == ways:
+            return
+        self.drop(node)
+        self.entries[node], self.ways[node] = entry, ways
+        for way in ways:
+            insort(self.by_way.setdefault(way, []), entry)
+
+    def drop(self, node: NodeId) -> None:
+        entry = self.entries.pop(node, None)
+        for way in self.ways.pop(node, ()):
+            assert entry is not None
+            group = self.by_way[way]
+            del group[bisect_left(group, entry)]
+
+
+@attrs.define
+class _Ways:
+    seen: int
+    by_node: dict[NodeId, tuple[Way, ...]]
+
+
+@attrs.define
+class Several:
+    """What placing knows of groups, while one plan is made. `touched` names, in order, the nodes on which something
+    was held or released; who looked before looks again from there on."""
+
+    reach: Reach
+    nodes: Mapping[NodeId, Node]
+    room: Callable[[NodeId], Room | None]
+    held: Mapping[NodeId, Mapping[ShardId, Shard]]
+    touched: list[NodeId]
+    _ways: dict[Need, _Ways] = attrs.field(factory=dict)
+    _groups: dict[tuple[Need, ModelName], _Groups] = attrs.field(factory=dict)
+    _at: dict[str, list[NodeId]] | None = None
+
+    def choose(
+        self,
+        need: Need,
+        model: ModelName,
+        scores: Mapping[NodeId, Score],
+        entry: Callable[[NodeId, Score], Entry],
+        avoid: Collection[NodeId],
+        *,
+        keep: bool,
+    ) -> Choice | None:
+        """The best nodes for one more replica, by rank. `keep`: the groups are of use to the next decision, too."""
+        groups = self._grouped(need, model, scores, entry, keep=keep)
+        shut = set(avoid)
+        while True:
+            found = self._best(groups, need, shut)
+            if found is None:
+                return None
+            way, nodes = found
+            made = self._choice(way, self._ranked(nodes, need), need, groups.entries)
+            if isinstance(made, Choice):
+                return made
+            shut.add(made)  # no number is left there
+
+    def here(self, shards: Sequence[Shard], rooms: Sequence[Room], need: Need) -> Choice | None:
+        """The same nodes again, if they still reach one another and no test found a pair of them bad."""
+        nodes = [room.node.id for room in rooms]
+        if len(set(nodes)) < len(nodes):
+            return None
+        for way in of_one([self.reach.ways(room, need) for room in rooms]):
+            foes = self.reach.foes(way)
+            if not any(foes.get(node, frozenset()) & set(nodes) for node in nodes):
+                made = self._choice(way, rooms, need, {}, shards)
+                if isinstance(made, Choice):
+                    return made
+        return None
+
+    def refused(self, passing: Sequence[Room], need: Need) -> Iterator[Reason]:
+        """Why nodes that pass by themselves make no replica: what is wrong with their wires, or between them."""
+        return refusals(self.reach, passing, need, lambda node: self._taken(node, ()))
+
+    # The groups -------------------------------------------------------------------------------------------
+
+    def ways(self, need: Need, scores: Mapping[NodeId, Score]) -> Mapping[NodeId, tuple[Way, ...]]:
+        """The ways of every node that has room; the same for all models that ask for as much."""
+        key = attrs.evolve(need, source="", model=ModelName(""), spread="")
+        kept = self._ways.get(key)
+        if kept is None:
+            kept = self._ways[key] = _Ways(0, {})
+            fresh: Collection[NodeId] = scores
+        else:
+            fresh = {*self.touched[kept.seen :], *(scores.keys() - kept.by_node.keys())}
+        for node in fresh:
+            room = self.room(node)
+            if room is not None and room.node.facts is not None:
+                kept.by_node[node] = self.reach.ways(room, need)
+        kept.seen = len(self.touched)
+        return kept.by_node
+
+    def _grouped(
+        self,
+        need: Need,
+        model: ModelName,
+        scores: Mapping[NodeId, Score],
+        entry: Callable[[NodeId, Score], Entry],
+        *,
+        keep: bool,
+    ) -> _Groups:
+        ways = self.ways(need, scores)
+        kept = self._groups.get((need, model)) if keep else None
+        if kept is None:
+            kept = _Groups(len(self.touched))
+            for node, score in scores.items():
+                kept.entries[node] = made = entry(node, score)
+                kept.ways[node] = ways[node]
+                for way in ways[node]:
+                    kept.by_way.setdefault(way, []).append(made)
+            for group in kept.by_way.values():
+                group.sort()
+            if keep:
+                self._groups[need, model] = kept
+            return kept
+        for node in set(self.touched[kept.seen :]):
+            if node in scores:
+                kept.put(entry(node, scores[node]), ways[node])
+            else:
+                kept.drop(node)
+        kept.seen = len(self.touched)
+        return kept
+
+    def _best(self, groups: _Groups, need: Need, avoid: Collection[NodeId]) -> tuple[Way, tuple[NodeId, ...]] | None:
+        best: tuple[tuple[object, ...], Way, tuple[NodeId, ...]] | None = None
+        for way, group in groups.by_way.items():
+            if len(group) < need.nodes:
+                continue
+            order = [entry[-1] for entry in group if entry[-1] not in avoid]
+            foes, friends = self.reach.foes(way), self.reach.friends(way)
+            among: Collection[NodeId] = set(order) if foes or friends else ()
+            worth = {node: groups.entries[node][:2] for node in order} if friends else None
+            nodes = together(order, need.nodes, foes, friends, among, worth)
+            if nodes is None:
+                continue
+            chosen = [groups.entries[node] for node in nodes]
+            good = sum(node in friends.get(other, ()) for node in nodes for other in nodes) if friends else 0
+            network, rails, family = way.rank
+            rank = (
+                sum(entry[0] for entry in chosen),
+                network,
+                sum(entry[1] for entry in chosen),
+                -good,
+                rails,
+                family,
+                sum(entry[4] for entry in chosen),
+                sum(entry[5] for entry in chosen),
+                len(order),
+                way.order,
+            )
+            if best is None or rank < best[0]:
+                best = rank, way, nodes
+        return None if best is None else best[1:]
+
+    # One choice -------------------------------------------------------------------------------------------
+
+    def _ranked(self, nodes: Sequence[NodeId], need: Need) -> list[Room]:
+        """By name, so that neighbours in a rack are so in a ring. Of llama.cpp's only the leader reads the weights."""
+        rooms = [room for node in nodes if (room := self.room(node)) is not None]
+        leads = need.engine == "llamacpp"
+        return sorted(rooms, key=lambda room: (leads and need.source not in room.weights, _natural(room.node.id)))
+
+    def _choice(
+        self,
+        way: Way,
+        rooms: Sequence[Room],
+        need: Need,
+        entries: Mapping[NodeId, Entry],
+        before: Sequence[Shard] = (),
+    ) -> Choice | NodeId:
+        """The members of a replica on these nodes, by rank; or the node that has no port number left for it."""
+        nodes = [room.node for room in rooms]
+        met = ends(nodes)
+        members: list[Member] = []
+        given: dict[str, set[int]] = {}
+        for rank, (room, end) in enumerate(zip(rooms, met, strict=True)):
+            names = purposes(need.engine, rank)
+            numbers: Mapping[str, int] = {}
+            if names:
+                held = given.setdefault(room.node.address, set())
+                old = before[rank].spec.ports if before else {}
+                mine = {shard.id for shard in before}
+                taken = held | self._taken(room.node, mine)
+                allowed = room.node.facts.engine_ports if room.node.facts is not None else None
+                found = reserve(names, allowed, taken, old)
+                if found is None:
+                    return room.node.id
+                numbers = found
+                held.update(spanned(numbers))
+            rails = self.reach.rails(room.node, way)
+            members.append(
+                Member(
+                    room.node.id,
+                    pick(room, need, way.over if way.network == "nvlink" else ""),
+                    end.address,
+                    numbers,
+                    environment(need.engine, need.resources.gpus, way, end, rails),
+                    tuple(rail.name for rail in rails),
+                )
+            )
+        why = "it ran here before" if before else self._why(way, rooms, need, entries, met)
+        return Choice(tuple(members), why, way.version)
+
+    def _taken(self, node: Node, without: Collection[object]) -> set[int]:
+        """The numbers that shards of several nodes hold on this machine, which may have several agents."""
+        if self._at is None:
+            self._at = {}
+            for other in self.nodes.values():
+                self._at.setdefault(other.address, []).append(other.id)
+        return {
+            number
+            for name in self._at.get(node.address, (node.id,))
+            for shard in self.held.get(name, {}).values()
+            if shard.spec.ports and shard.id not in without
+            for number in spanned(shard.spec.ports)
+        }
+
+    def _why(
+        self,
+        way: Way,
+        rooms: Sequence[Room],
+        need: Need,
+        entries: Mapping[NodeId, Entry],
+        met: Sequence[End],
+    ) -> str:
+        count = len(rooms)
+        words: list[str] = []
+        if way.network == "nvlink":
+            words.append(f"all {count} are in NVLink domain {way.over}")
+        elif way.network == "rdma":
+            kind = "InfiniBand" if way.over == "ib" else "RoCE"
+            words.append(f"all {count} reach one another over {len(way.rails)} {kind} rail{_s(len(way.rails))}")
+            if left := self._left_out(way, rooms):
+                words.append(f"narrowed to the rails that all have, without {', '.join(left)}")
+        else:
+            words.append(f"all {count} reach one another over TCP" + (" on one machine" if way.site else ""))
+        there = sum(need.source in room.weights for room in rooms)
+        if there:
+            words.append(f"the weights are there on {'all' if there == count else there}")
+        friends = self.reach.friends(way)
+        names = [room.node.id for room in rooms]
+        good = sum(b in friends.get(a, ()) for at, a in enumerate(names) for b in names[at + 1 :])
+        if good:
+            words.append(f"{good} of {count * (count - 1) // 2} pairs tested good")
+        if entries and (others := sum(entries[name][3] for name in names if name in entries)):
+            words.append(f"{others} other replicas of the model there")
+        if met and way.network != "nvlink" and not met[0].interface and not way.site:
+            words.append("no subnet that all are in is known, so their addresses must be routed")
+        return ", ".join(words)
+
+    def _left_out(self, way: Way, rooms: Sequence[Room]) -> list[str]:
+        """The rails of these nodes that the way leaves out (RA06)."""
+        names = {key for key, _ in way.rails}
+        found: list[str] = []
+        for room in rooms:
+            for wiring, _ in self.reach.signatures(room.node):
+                if wiring.family == way.over:
+                    found += [f"{room.node.id} {rail.port.device}" for rail in wiring.rails if rail.key not in names]
+                    found += [f"{room.node.id} {fault}" for fault in wiring.faults]
+        return found
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    return tuple((1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"([0-9]+)", name)[:20] if p)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
