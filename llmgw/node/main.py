@@ -30,6 +30,10 @@ from llmgw.node.engines.vllm import Vllm
 from llmgw.node.epoch import EPOCH, Epoch
 from llmgw.node.fabric import Scanner
 from llmgw.node.identity import Identity, renewals
+from llmgw.node.installs.installer import Means as Installing
+from llmgw.node.installs.keeper import Keeper
+from llmgw.node.installs.packages import Where
+from llmgw.node.installs.shelf import Shelf
 from llmgw.node.link import keep
 from llmgw.node.logs import Logs
 from llmgw.node.managers import ManagerWatch
@@ -91,6 +95,7 @@ async def _run(node: Node) -> None:
         nursery.start_soon(node.weights.run)
         nursery.start_soon(node.shards.run)
         nursery.start_soon(node.watch_installs)
+        nursery.start_soon(node.keep_installs)
         nursery.start_soon(node.managers.run)
         nursery.start_soon(node.perftest.run)
         nursery.start_soon(node.keep_stream)
@@ -111,6 +116,7 @@ class Node:
     survey: Survey
     shards: Shards
     installed: Installed
+    keeper: Keeper
     logs: Logs
     epoch: Epoch
     perftest: Perftest
@@ -145,13 +151,14 @@ class Node:
             version=__version__,
             features=tuple(sorted((*features(self.answers), GANGS))),
             problems=(*seen.problems, *self.shards.problems),
-            installable=(),
-            installs=self.installed.installs,
+            installable=self.keeper.installable,
+            installs=self.keeper.installs,
             managers=self.managers.latest.value,
             weights=self.weights.weights,
             shards=self.shards.statuses(),
             labels=dict(self.settings.labels),
             epoch=self.epoch.value,
+            engine_ports=(self.settings.engine_ports.first, self.settings.engine_ports.last),
         )
         return whole
 
@@ -172,9 +179,8 @@ class Node:
                 self.shards.stop(order)
             case DrainShard():
                 self.shards.drain(order)
-            case Provision(engines=engines):
-                # Nothing is installed by this version: what is here is used, and heartbeats tell what that is.
-                say.debug("engines wanted here", engines=[engine.engine for engine in engines])
+            case Provision():
+                self.keeper.order(order)
             case FetchWeights():
                 self.weights.ahead(order)
 
@@ -187,6 +193,11 @@ class Node:
             self.looked.set()
             give_back()
             await trio.sleep(INSTALLS_EVERY)
+
+    async def keep_installs(self) -> None:
+        """Install and remove engines, once what an earlier agent left of that has ended."""
+        await self.shards.adopted.wait()
+        await self.keeper.run()
 
     async def _known(self) -> None:
         await self.shards.adopted.wait()
@@ -227,9 +238,9 @@ class _Whole:
         if beat.problems is not None or problems != self._problems:
             self._problems = problems
             beat = structs.replace(beat, problems=(*self._survey_problems, *problems))
-        if self._node.installed.installs != self._installs:
-            self._installs = self._node.installed.installs
-            beat = structs.replace(beat, installs=self._installs)
+        if (installs := self._node.keeper.installs) != self._installs:
+            self._installs = installs
+            beat = structs.replace(beat, installs=installs)
         if self._node.managers.latest.value != self._managers:
             self._managers = self._node.managers.latest.value
             beat = structs.replace(beat, managers=self._managers)
@@ -246,7 +257,10 @@ def assemble(settings: NodeSettings) -> Node:
     logs = Logs(directory / "logs", log.ring, most_bytes=settings.logs.bytes, keep=settings.logs.keep)
     commands = {name: engine.command for name, engine in settings.engines.items()}
     environments = {name: engine.env for name, engine in settings.engines.items()}
-    installed = Installed([LlamaCpp(), Vllm(), Sglang()], commands=commands, environments=environments, state=directory)
+    shelf = Shelf(settings.path(settings.installs.directory))
+    installed = Installed(
+        [LlamaCpp(), Vllm(), Sglang()], commands=commands, environments=environments, state=directory, shelf=shelf
+    )
     newest = [Register(node=NodeId(""), version="")]
     survey = Survey(settings.view, lambda: shards.pids())
 
@@ -271,6 +285,16 @@ def assemble(settings: NodeSettings) -> Node:
         listen=settings.address or "0.0.0.0",
         holders=survey.holders,
         fetch=weights.fetch,
+    )
+    keeper = Keeper(
+        installed,
+        _installing(settings, installed),
+        logs,
+        allowed=settings.install,
+        gpus=lambda: bool(survey.snapshot_of_facts().gpus),
+        packages={name: package.told for name, package in settings.packages.items()},
+        running=shards.running,
+        keep=settings.installs.keep,
     )
     perftest = Perftest(
         install=settings.install,
@@ -298,6 +322,7 @@ def assemble(settings: NodeSettings) -> Node:
         survey=survey,
         shards=shards,
         installed=installed,
+        keeper=keeper,
         logs=logs,
         epoch=Epoch.load(directory / EPOCH),
         perftest=perftest,
@@ -311,4 +336,19 @@ def assemble(settings: NodeSettings) -> Node:
             **weights.answers,
         },
         newest=newest,
+    )
+
+
+def _installing(settings: NodeSettings, installed: Installed) -> Installing:
+    chosen = settings.installs
+    return Installing(
+        state=settings.directory.absolute(),
+        shelf=installed.shelf,
+        trial=installed.trial,
+        where=Where(chosen.index, chosen.extra_index, chosen.find_links, chosen.offline, chosen.args),
+        installer=chosen.installer,
+        python=chosen.python,
+        within=chosen.within,
+        try_within=chosen.try_within,
+        reserve=chosen.reserve,
     )

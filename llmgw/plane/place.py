@@ -22,7 +22,7 @@ from llmgw.wire.facts import ModelName, NodeId, ShardId
 
 T = TypeVar("T")
 
-#: Other replicas of the model in the same place (of the label they are spread over), without the weights, other replicas
+#: Other replicas of the model in the same place (of the label they spread over), without the weights, other replicas
 #: of the model there, the score, the node.
 _Entry = tuple[int, bool, int, bool, int, int, int, NodeId]
 
