@@ -2,13 +2,19 @@
 
 Pure. Fencing is here as well (D4): what is told of another generation, or by another node than the one that holds
 the placement, never touches the shard; it is a stray, to be stopped.
+
+A replica of several nodes fails as a whole: the first member that ends is the cause, it is counted once, and the count
+and the wait are the same on all members. What ends after it went with it; its own cause stays on its own shard.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from llmgw.plane.event import Event
+from llmgw.plane.gang import counted, ended, mates, size
 from llmgw.plane.world import ENDED, Failure, Settings, Shard, Stray, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import NodeId, ShardId, ShardState
@@ -57,8 +63,9 @@ def tell(
         if before == status:
             return world, ()
         return attrs.evolve(world, shards=world.shards.set(shard.id, attrs.evolve(shard, status=status))), ()
-    updated = _transition(shard, status, now, clock, settings)
-    world = attrs.evolve(world, shards=world.shards.set(shard.id, updated), version=world.version + 1)
+    changed = _transition(world, shard, status, now, clock, settings)
+    updated = changed[0]
+    world = _with(world, changed)
     if before is not None and before.state is status.state:
         return world, ()  # only the port is new: routes need it, nobody else does
     return world, (_event(shard, updated, status, clock),)
@@ -94,20 +101,40 @@ def unmentioned(
     return world, tuple(events)
 
 
-def _transition(shard: Shard, status: ShardStatus, now: float, clock: float, settings: Settings) -> Shard:
+def overdue(
+    world: World, member: Shard, words: str, now: float, clock: float, settings: Settings
+) -> tuple[World, tuple[Event, ...]]:
+    """An attempt of a replica of several nodes is given up, since this member keeps the others waiting for too long."""
+    cause = f"not all of it was ready within {member.spec.ready_within:g} s: {words}"
+    failure = Failure(generation=member.generation, clock=clock, exit_code=None, signal="", cause=cause)
+    changed = _failed(world, member, failure, None, "", now, settings)
+    text = f"{member.replica} is given up at generation {member.generation}: {cause}"
+    data = {"node": str(member.node), "model": str(member.model), "generation": str(member.generation)}
+    event = Event(kind="replica-overdue", subject=f"shard:{member.id}", text=text, clock=clock, data=data)
+    return _with(world, changed), (event,)
+
+
+def _with(world: World, changed: Iterable[Shard]) -> World:
+    return attrs.evolve(
+        world, shards=world.shards.update({shard.id: shard for shard in changed}), version=world.version + 1
+    )
+
+
+def _transition(
+    world: World, shard: Shard, status: ShardStatus, now: float, clock: float, settings: Settings
+) -> tuple[Shard, ...]:
+    """The shard as its node's word makes it, and the other members of its replica where that concerns them."""
     updated = attrs.evolve(shard, status=status, status_at=now)
     if status.state is ShardState.READY:
-        return attrs.evolve(updated, ready_at=shard.ready_at if shard.ready_at is not None else now)
+        return (attrs.evolve(updated, ready_at=shard.ready_at if shard.ready_at is not None else now),)
     if status.state not in ENDED or shard.want is not Want.RUN:
-        return attrs.evolve(updated, ready_at=None)
+        return (attrs.evolve(updated, ready_at=None),)
     was_ready = shard.ready_at is not None
-    if shard.last_failure is not None and shard.last_failure.generation == status.generation:
-        # Told again after this plane or the stream started anew: counted already.
+    if counted(shard):
+        # Told again after this plane or the stream started anew, or given up before it ended: counted already.
         wait = delay(shard.restarts, was_ready=was_ready, cause_code=status.cause_code, settings=settings)
-        return attrs.evolve(updated, ready_at=None, not_before=now + wait)
-    held = 0.0 if shard.ready_at is None else now - shard.ready_at
-    fresh = held >= settings.stable
-    failures = 1 if fresh else shard.restarts + 1
+        due = now + wait if shard.not_before is None or size(shard) == 1 else shard.not_before
+        return (attrs.evolve(updated, ready_at=None, not_before=due),)
     failure = Failure(
         generation=status.generation,
         clock=clock,
@@ -116,15 +143,56 @@ def _transition(shard: Shard, status: ShardStatus, now: float, clock: float, set
         cause=status.cause or status.detail,
         lines=status.lines,
     )
-    return attrs.evolve(
-        updated,
+    others = tuple(mates(world, shard))
+    if any(other.generation == shard.generation and (counted(other) or ended(other)) for other in others):
+        return (_went_with_it(updated, failure, status),)
+    ready = [member.ready_at for member in (shard, *others)]
+    since = None if None in ready or len(ready) < size(shard) else max(at for at in ready if at is not None)
+    return _failed(world, updated, failure, since, status.cause_code, now, settings)
+
+
+def _went_with_it(updated: Shard, failure: Failure, status: ShardStatus) -> Shard:
+    """A member that ended after another had ended the attempt. One that was merely stopped has not failed."""
+    if status.state is not ShardState.FAILED:
+        return attrs.evolve(updated, ready_at=None)
+    first = failure if updated.first_failure is None else updated.first_failure
+    return attrs.evolve(updated, ready_at=None, first_failure=first, last_failure=failure)
+
+
+def _failed(
+    world: World,
+    shard: Shard,
+    failure: Failure,
+    ready_since: float | None,
+    cause_code: str,
+    now: float,
+    settings: Settings,
+) -> tuple[Shard, ...]:
+    """The attempt has failed, and this shard is the cause: counted once, on all members of its replica."""
+    fresh = ready_since is not None and now - ready_since >= settings.stable
+    failures = 1 if fresh else shard.restarts + 1
+    failed_here = 1 if fresh else shard.failed_here + 1
+    wait = delay(failures, was_ready=ready_since is not None, cause_code=cause_code, settings=settings)
+    blamed = attrs.evolve(
+        shard,
         ready_at=None,
         restarts=failures,
-        failed_here=1 if fresh else shard.failed_here + 1,
-        not_before=now + delay(failures, was_ready=was_ready, cause_code=status.cause_code, settings=settings),
+        failed_here=failed_here,
+        not_before=now + wait,
         first_failure=failure if fresh or shard.first_failure is None else shard.first_failure,
         last_failure=failure,
     )
+    others = (
+        attrs.evolve(
+            other,
+            restarts=failures,
+            failed_here=failed_here,
+            not_before=now + wait,
+            first_failure=None if fresh else other.first_failure,
+        )
+        for other in mates(world, shard)
+    )
+    return blamed, *others
 
 
 def _stray(

@@ -2,6 +2,10 @@
 
 The commands follow from the world alone, so that none can be lost: a shard whose status does not show what is
 wanted is told again, over each new stream and after a while over the same one. Commands are idempotent (A9).
+
+The members of a replica of several nodes are told in an order: followers start first, the leader when all of them are
+ready, and rank 0 stops first, since a follower may not let go of its work before. What is left of an attempt that is
+over is told to stop while the next one waits for its time.
 """
 
 from __future__ import annotations
@@ -10,13 +14,16 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from llmgw.plane.checks import SILENT_INSTALLS
+from llmgw.plane.checks import SILENT_INSTALLS, fetched
+from llmgw.plane.gang import Replica, replicas, size
+from llmgw.plane.rooms import weights_of
 from llmgw.plane.world import Shard, Stage, Want, World
-from llmgw.wire.control import DrainShard, Provision, StartShard, StopShard
+from llmgw.wire.control import DrainShard, FetchWeights, Provision, StartShard, StopShard
 from llmgw.wire.facts import EngineInstall, NodeId, ShardId, ShardState
 
-Command = StartShard | StopShard | DrainShard
-Key = tuple[NodeId, ShardId]
+Command = StartShard | StopShard | DrainShard | FetchWeights
+#: The node, and what the command is about: a shard, or weights that are brought ahead of it.
+Key = tuple[NodeId, str]
 
 
 def commands(world: World) -> dict[Key, Command]:
@@ -25,14 +32,27 @@ def commands(world: World) -> dict[Key, Command]:
     for key, stray in world.strays.items():
         if _hears(world, stray.node):
             found[key] = stop_stray(world, key)
+    several: list[Shard] = []
     for shard in world.shards.values():
+        if shard.rank or size(shard) > 1:
+            several.append(shard)
+            continue
         if not _hears(world, shard.node):
             continue
         command = _command(shard)
         if command is not None:
             # Over a stop of an older generation: a start replaces what runs there (C4).
             found[shard.node, shard.id] = command
+    if several:
+        for replica in replicas(several):
+            for shard in replica.members:
+                if _hears(world, shard.node) and (command := _of_several(world, replica, shard)) is not None:
+                    found[_key(shard.node, command)] = command
     return found
+
+
+def _key(node: NodeId, command: Command) -> Key:
+    return node, f"weights {command.source}" if isinstance(command, FetchWeights) else command.shard
 
 
 def _hears(world: World, id: NodeId) -> bool:
@@ -41,7 +61,7 @@ def _hears(world: World, id: NodeId) -> bool:
     return node is not None and node.connected and node.stage is not Stage.LOST
 
 
-def stop_stray(world: World, key: Key) -> StopShard:
+def stop_stray(world: World, key: tuple[NodeId, ShardId]) -> StopShard:
     status = world.strays[key].status
     shard = world.shards.get(key[1])
     why = (
@@ -63,23 +83,77 @@ def provision(world: World, node: NodeId, engines: Iterable[EngineInstall]) -> P
 
 
 def _command(shard: Shard) -> Command | None:
-    heard = shard.status is not None and shard.status.generation == shard.generation
-    state = shard.state
     match shard.want:
         case Want.RUN:
-            if heard:
-                return None
-            return StartShard(
-                shard=shard.id, replica=shard.replica, model=shard.model, generation=shard.generation, spec=shard.spec
-            )
+            return None if _heard(shard) else _start(shard)
         case Want.DRAIN:
-            if not heard or state is not ShardState.READY:
-                return None
-            return DrainShard(shard=shard.id, generation=shard.generation, why=shard.why)
+            return _drain(shard)
         case Want.STOP:
-            if not state.alive or state is ShardState.STOPPING:
+            return _stop(shard, shard.why)
+
+
+def _of_several(world: World, replica: Replica, shard: Shard) -> Command | None:
+    """The same for a member of a replica of several nodes."""
+    leads = shard.rank == 0
+    match shard.want:
+        case Want.RUN if replica.runs and not replica.broken:
+            if _heard(shard):
                 return None
-            return StopShard(shard=shard.id, generation=shard.generation, why=shard.why)
+            if not leads:
+                return None if _older_leader(world, replica) else _start(shard)
+            if replica.sound and all(member.state is ShardState.READY for member in replica.members[1:]):
+                return _start(shard)
+            return _fetch(world, shard)
+        case Want.DRAIN:
+            return _drain(shard) if leads else None
+        case _:
+            first = replica.leader
+            leader_runs = first.rank == 0 and _heard(first) and first.state.alive and _hears(world, first.node)
+            if leader_runs and not leads:
+                return None
+            why = shard.why if shard.want is Want.STOP else f"generation {shard.generation} of {replica.id} is over"
+            return _stop(shard, why)
+
+
+def _heard(shard: Shard) -> bool:
+    return shard.status is not None and shard.status.generation == shard.generation
+
+
+def _start(shard: Shard) -> StartShard:
+    return StartShard(
+        shard=shard.id, replica=shard.replica, model=shard.model, generation=shard.generation, spec=shard.spec
+    )
+
+
+def _drain(shard: Shard) -> DrainShard | None:
+    if not _heard(shard) or shard.state is not ShardState.READY:
+        return None
+    return DrainShard(shard=shard.id, generation=shard.generation, why=shard.why)
+
+
+def _stop(shard: Shard, why: str) -> StopShard | None:
+    if not shard.state.alive or shard.state is ShardState.STOPPING:
+        return None
+    return StopShard(shard=shard.id, generation=shard.generation, why=why)
+
+
+def _older_leader(world: World, replica: Replica) -> bool:
+    """Whether a leader of an older generation still runs where it can be told to stop: followers wait for its end."""
+    leader = replica.leader
+    return any(
+        key[1] == leader.id and stray.status.generation < leader.generation and _hears(world, key[0])
+        for key, stray in world.strays.items()
+    )
+
+
+def _fetch(world: World, leader: Shard) -> FetchWeights | None:
+    """Weights that the leader's node can fetch while the followers start; one that failed is left to the start."""
+    source, facts = leader.spec.source, world.nodes[leader.node].facts
+    if facts is None or not fetched(source) or source in weights_of(world.nodes[leader.node]):
+        return None
+    if any(weights.source == source and (weights.fetching or weights.error) for weights in facts.weights):
+        return None
+    return FetchWeights(source=source)
 
 
 @attrs.frozen
@@ -113,7 +187,7 @@ class Told:
         return tuple(found)
 
     def sent(self, node: NodeId, command: Command, stream: int, now: float) -> None:
-        self._sent[node, command.shard] = _Sent(command, stream, now)
+        self._sent[_key(node, command)] = _Sent(command, stream, now)
 
     def next(self) -> float | None:
         """When the first command is sent again, on the monotonic clock."""

@@ -1,4 +1,4 @@
-"""What silence makes of nodes, and when the plane distrusts itself instead (D1, D2, D3).
+"""What silence makes of nodes, and when the plane distrusts itself instead (D1, D2, D3); and what takes too long.
 
 Pure. Everything is measured on the plane's monotonic clock at receipt. docs/decisions/0020-silence.md says why
 the numbers are what they are.
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from llmgw.plane import attempts, gang
 from llmgw.plane.event import Event
 from llmgw.plane.world import Frozen, Node, Settings, Stage, World
 
@@ -101,10 +102,23 @@ def expire(
         say("settled", f"placing begins; not returned: {', '.join(missing) or 'none'}")
         settling = None
 
-    if nodes is world.nodes and frozen is world.frozen and settling == world.settling_until:
-        return world, ()
-    version = world.version + bool(events)
-    return attrs.evolve(world, nodes=nodes, frozen=frozen, settling_until=settling, version=version), tuple(events)
+    if not (nodes is world.nodes and frozen is world.frozen and settling == world.settling_until):
+        version = world.version + bool(events)
+        world = attrs.evolve(world, nodes=nodes, frozen=frozen, settling_until=settling, version=version)
+    if late > settings.late:
+        return world, tuple(events)
+    world, overdue = _overdue(world, now, clock, settings)
+    return world, (*events, *overdue)
+
+
+def _overdue(world: World, now: float, clock: float, settings: Settings) -> tuple[World, tuple[Event, ...]]:
+    """Replicas of several nodes whose members were not all ready in time: their attempt is given up."""
+    events: list[Event] = []
+    for shard in sorted((s for s in world.shards.values() if s.rank == 0 and gang.size(s) > 1), key=lambda s: s.id):
+        if (found := gang.overdue(world, shard, now)) is not None:
+            world, said = attempts.overdue(world, *found, now, clock, settings)
+            events += said
+    return world, tuple(events)
 
 
 def _together(nodes: Iterable[Node], now: float, settings: Settings) -> tuple[int, int, float] | None:

@@ -26,6 +26,7 @@ from llmgw.plane.expiry import SHORTEST, expire, heartbeat_for, started
 from llmgw.plane.fold import fold
 from llmgw.plane.models import models_of, revised
 from llmgw.plane.plan import plan
+from llmgw.plane.rollout import Rollouts
 from llmgw.plane.steps import Plan, enact, told
 from llmgw.plane.store import Store
 from llmgw.plane.store.records import EPOCH, MODELS, NODES, RETIRED, SHARDS, Stored, world_of
@@ -96,6 +97,7 @@ class Fleet:
         self._planned: int | None = None
         self._look_again: float | None = None
         self._expectations, self._compared_at = Expectations(), float("-inf")
+        self._rollouts = Rollouts()
 
     @property
     def settings(self) -> Settings:
@@ -300,7 +302,7 @@ class Fleet:
             following, more = _unplaced(enact(newest, decided.steps, now, clock), decided.unplaced, clock)
             self._planned = following.version if newest.version == world.version else None
             self._look_again = decided.look_again
-            self._take(following, (*events, *more))
+            self._take(following, (*events, *more, *self._rollouts.judge(following, clock, self._settings)))
 
     def _tell(self, hub: Orders, now: float) -> None:
         world = self.world.value

@@ -82,8 +82,8 @@ class Replica:
     def broken(self) -> bool:
         """Whether its attempt is over: a member has ended, or it was given up while some of them still run."""
         if len(self.members) == 1:
-            return _ended(self.members[0])
-        return any(_ended(member) or counted(member) for member in self.members)
+            return ended(self.members[0])
+        return any(ended(member) or counted(member) for member in self.members)
 
     @cached_property
     def blamed(self) -> Shard:
@@ -91,10 +91,10 @@ class Replica:
         failed = [member for member in self.members if counted(member)]
         if failed and self.gang:
             return min(failed, key=lambda m: (m.last_failure.clock if m.last_failure else 0.0, m.rank))
-        return next((member for member in self.members if _ended(member)), self.members[0])
+        return next((member for member in self.members if ended(member)), self.members[0])
 
 
-def _ended(shard: Shard) -> bool:
+def ended(shard: Shard) -> bool:
     return shard.status is not None and shard.state in ENDED
 
 
@@ -159,7 +159,7 @@ def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None
     silent D1 judges it. Members that were told nothing yet wait for others, which are the ones to blame.
     """
     members = [leader, *mates(world, leader)]
-    if any(member.want is not Want.RUN or _ended(member) or counted(member) for member in members):
+    if any(member.want is not Want.RUN or ended(member) or counted(member) for member in members):
         return None
     late: Shard | None = None
     began = float("-inf")

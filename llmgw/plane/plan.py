@@ -4,24 +4,29 @@ Pure and deterministic (D5). A plan changes nothing; `enact` (steps.py) makes th
 decided, and planning in that world finds nothing more to do. Commands follow from the world (converge.py), not from
 the steps, so that one which got lost is simply sent again.
 
-The rules, in the order in which they apply to a model:
-a lost node's shards move on at the next generation (D4); a draining node's are replaced first and then drained;
-a new profile goes through the replicas one by one; what has failed starts again after its back-off, on its node
-while that makes sense; what is missing is placed; what is too much goes, the worst first.
+The unit is the replica, whose members begin and end together. The rules, in the order in which they apply to a model:
+a lost node's replicas move on at the next generation (D4); a draining node's are replaced first and then drained;
+a new profile goes through the replicas, some beside the old ones or one by one (rollout.py); what has failed starts
+again after its back-off, on its nodes while that makes sense; what is missing is placed; what is too much goes, the
+worst first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 from immutables import Map
 
+from llmgw.plane import drains, idle, rollout
 from llmgw.plane.attempts import EVERYWHERE
 from llmgw.plane.checks import Need
-from llmgw.plane.place import Choice, Rooms
-from llmgw.plane.steps import Drain, GiveUp, Plan, Start, Step, Stop, enact
+from llmgw.plane.gang import Replica, ended, order, replicas, size
+from llmgw.plane.places import Places
+from llmgw.plane.steps import Drain, GiveUp, Plan, Step, Stop, enact
 from llmgw.plane.why import nearest, smallest
-from llmgw.plane.world import DEFAULT, ENDED, Model, Node, Reason, Settings, Shard, Stage, Unplaced, Want, World, slug
-from llmgw.wire.facts import ModelName, ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.plane.world import DEFAULT, Model, Settings, Shard, Stage, Unplaced, Want, World
+from llmgw.wire.facts import ModelName, NodeId, ShardState
 
 #: Rounds of one plan: each lets what the one before freed be used.
 _ROUNDS = 8
@@ -46,321 +51,287 @@ def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
 
 
 class _Planner:
-    """The state of one round: the rooms as they fill up, the steps so far."""
+    """The state of one round: the places as they fill up, the steps so far."""
 
     def __init__(self, world: World, now: float, settings: Settings) -> None:
         self.world, self.now, self.settings = world, now, settings
+        self.places = Places(world, now, settings)
         self.steps: list[Step] = []
         self.unplaced: dict[ModelName, Unplaced] = {}
         self.again: float | None = None
-        self.refused: dict[Need, tuple[Reason, ...]] = {}
-        self.ids = {shard.replica for shard in world.shards.values()}
-        self.newest: dict[ShardId, int] = {}
-        for (_, id), stray in world.strays.items():
-            self.newest[id] = max(self.newest.get(id, 0), stray.status.generation)
-        self._dropped: list[Shard] = []
-        self._rooms: Rooms | None = None
-
-    @property
-    def rooms(self) -> Rooms:
-        # Made only when something is to be placed: a settled fleet is planned without looking at its rooms.
-        if self._rooms is None:
-            self._rooms = Rooms(self.world, self.now)
-            for shard in self._dropped:
-                self._rooms.release(shard)
-        return self._rooms
 
     def plan(self) -> Plan:
-        by_model: dict[ModelName, list[Shard]] = {name: [] for name in self.world.models}
-        for shard in sorted(self.world.shards.values(), key=_order):
-            if shard.want is not Want.RUN:
-                self._going(shard)
-            elif shard.model in by_model:
-                by_model[shard.model].append(shard)
+        by_model: dict[ModelName, list[Replica]] = {name: [] for name in self.world.models}
+        for replica in replicas(self.world.shards.values()):
+            if not replica.runs:
+                self._going(replica)
+            elif replica.model in by_model:
+                by_model[replica.model].append(replica)
             else:
-                self._leave(shard, "its model is wanted no more")
+                self._leave(replica, "its model is wanted no more")
         for name in sorted(by_model):
             self._model(self.world.models[name], by_model[name])
         return Plan(tuple(self.steps), Map(self.unplaced), self.again)
 
     # What is on its way out -------------------------------------------------------------------------------
 
-    def _going(self, shard: Shard) -> None:
+    def _going(self, replica: Replica) -> None:
+        """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more."""
+        here = [shard for shard in replica.members if not self._dropped(shard)]
+        finishing = len(here) == len(replica.members) == size(replica.leader) and all(
+            shard.want is Want.DRAIN and shard.state in (ShardState.READY, ShardState.DRAINING) for shard in here
+        )
+        if finishing:
+            since, within = replica.leader.want_at, drains.of_replica(self.world, here, self.settings)
+            due = self.now if since is None else since + within
+            if due > self.now:
+                self._look(due)
+                return
+        for shard in here:
+            if shard.want is Want.DRAIN:
+                self.steps.append(Stop(shard.id, shard.why or "it is drained"))
+            elif shard.want is Want.RUN:
+                self.steps.append(Stop(shard.id, f"the rest of {replica.id} is to stop"))
+            elif shard.status is None:
+                self._unheard(shard)
+
+    def _dropped(self, shard: Shard) -> bool:
         node = self.world.nodes.get(shard.node)
         if node is None or node.stage is Stage.LOST:
             self._drop(shard, f"{shard.node} is {'not known' if node is None else 'lost'}")
-        elif shard.status is not None and shard.state in ENDED:
+        elif ended(shard):
             self._drop(shard, f"it has {shard.state.value}")
-        elif shard.want is Want.DRAIN:
-            due = self.now if shard.want_at is None else shard.want_at + self.settings.drain
-            if shard.state not in (ShardState.READY, ShardState.DRAINING) or due <= self.now:
-                self.steps.append(Stop(shard.id, shard.why or "it is drained"))
-            else:
-                self._look(due)
-        elif shard.status is None and node.connected and node.facts is not None:
-            # Unwanted before a word of it came, and told to stop meanwhile: after a while there is nothing to stop.
-            since = max(node.facts_at or 0.0, shard.want_at if shard.want_at is not None else 0.0)
-            silent_until = since + 2 * self.settings.resend
-            if silent_until <= self.now:
-                self._drop(shard, "its node never heard of it")
-            else:
-                self._look(silent_until)
-
-    def _leave(self, shard: Shard, why: str) -> None:
-        """Out, with the grace that its state deserves."""
-        node = self.world.nodes.get(shard.node)
-        if node is None or node.stage is Stage.LOST or (shard.state in ENDED and shard.status is not None):
-            self._drop(shard, why)
-        elif shard.state is ShardState.READY:
-            self.steps.append(Drain(shard.id, why))
-            self._look(self.now + self.settings.drain)
         else:
-            self.steps.append(Stop(shard.id, why))
+            return False
+        return True
+
+    def _unheard(self, shard: Shard) -> None:
+        """Unwanted before a word of it came, and told to stop meanwhile: after a while there is nothing to stop."""
+        node = self.world.nodes[shard.node]
+        if not node.connected or node.facts is None:
+            return
+        since = max(node.facts_at or 0.0, shard.want_at if shard.want_at is not None else 0.0)
+        silent_until = since + 2 * self.settings.resend
+        if silent_until <= self.now:
+            self._drop(shard, "its node never heard of it")
+        else:
+            self._look(silent_until)
+
+    def _leave(self, replica: Replica, why: str) -> None:
+        """Out, with the grace that its state deserves."""
+        here = []
+        for shard in replica.members:
+            if self._lost(shard.node) or ended(shard):
+                self._drop(shard, why)
+            else:
+                here.append(shard)
+        if not here:
+            return
+        if replica.ready and len(here) == len(replica.members):
+            self.steps += [Drain(shard.id, why) for shard in here]
+            self._look(self.now + drains.of_replica(self.world, here, self.settings))
+        else:
+            self.steps += [Stop(shard.id, why) for shard in here]
 
     def _drop(self, shard: Shard, why: str) -> None:
         self.steps.append(GiveUp(shard.id, why))
-        self._dropped.append(shard)
-        self.ids.discard(shard.replica)
-        self.newest[shard.id] = max(self.newest.get(shard.id, 0), shard.generation)
-        if self._rooms is not None:
-            self._rooms.release(shard)
+        self.places.drop(shard)
 
     def _look(self, at: float) -> None:
         self.again = at if self.again is None else min(self.again, at)
 
+    def _lost(self, node: NodeId) -> bool:
+        known = self.world.nodes.get(node)
+        return known is None or known.stage is Stage.LOST
+
     # One model --------------------------------------------------------------------------------------------
 
-    def _model(self, model: Model, shards: list[Shard]) -> None:
-        staying: list[Shard] = []
-        draining: list[Shard] = []
-        outdated: list[Shard] = []
-        displaced: list[Shard] = []
-        for shard in shards:
-            node = self.world.nodes.get(shard.node)
-            if node is None or node.stage is Stage.LOST:
-                displaced.append(shard)
-            elif node.draining:
-                draining.append(shard)
-            elif shard.revision != model.revision:
-                outdated.append(shard)
+    def _model(self, model: Model, mine: list[Replica]) -> None:
+        wanted = idle.wanted(self.world, model, self.now)
+        if wanted and model.idle:
+            self._look(idle.awake_until(self.world, model))
+        enough = f"{wanted} replicas are wanted" if not model.idle or wanted else f"nobody asks for {model.name}"
+        staying: list[Replica] = []
+        draining: list[Replica] = []
+        outdated: list[Replica] = []
+        displaced: list[Replica] = []
+        for replica in mine:
+            if not replica.sound:
+                self._leave(replica, f"the members of {replica.id} do not make one replica: it is placed anew")
+            elif any(self._lost(node) for node in replica.nodes):
+                displaced.append(replica)
+            elif any(self.world.nodes[node].draining for node in replica.nodes):
+                draining.append(replica)
+            elif replica.revision != model.revision:
+                outdated.append(replica)
             else:
-                staying.append(shard)
+                staying.append(replica)
 
         # Too many: the worst go first.
-        staying.sort(key=lambda s: (_worth(s, self.world.nodes.get(s.node)), _order(s)))
-        while len(staying) > model.replicas:
-            self._leave(staying.pop(), f"{model.replicas} replicas are wanted")
-        staying.sort(key=_order)
-        for shard in staying:
-            self._again(model, shard)
+        staying.sort(key=lambda r: (self._worth(r), order(r)))
+        while len(staying) > wanted:
+            self._leave(staying.pop(), enough)
+        staying.sort(key=order)
+        for replica in staying:
+            self._again(model, replica, wanted)
 
-        # A lost node's shards: the same ids at the next generation, elsewhere.
-        room_for = model.replicas - len(staying)
+        # A change that does not come up touches nothing more: what is older stays, and starts again as it was.
+        mixed = outdated or any(replica.revision != model.revision for replica in (*draining, *displaced))
+        paused = bool(mixed) and bool(rollout.paused(staying, self.settings))
+
+        # A lost node's replicas: the same ids at the next generation, elsewhere.
+        room_for = wanted - len(staying)
         unmoved = 0
-        for shard in displaced:
+        for replica in displaced:
+            lost = next(node for node in replica.nodes if self._lost(node))
             if room_for <= 0:
-                self._drop(shard, f"{shard.node} is lost, and {model.replicas} replicas are wanted")
+                self._leave(replica, f"{lost} is lost, and {enough}")
                 continue
             room_for -= 1
-            choice = self._choose(model)
+            as_it_was = (rollout.of_revision(model, replica.revision) if paused else None) or model
+            choice = self.places.instead(replica, as_it_was) if replica.gang else self.places.choose(as_it_was)
             if choice is None:
                 unmoved += 1
+                self.places.refused(as_it_was)
             else:
-                self._start(model, shard, choice, f"{shard.node} is lost; {choice.why}", moved=True)
+                why = f"{lost} is lost; {choice.why}"
+                self.steps += self.places.again(as_it_was, replica, choice, why, moved=True)
 
         # On draining nodes and with an older profile: whatever serves stays until its replacement does.
-        missing = room_for
-        leaving = draining + outdated
-        gone = [s for s in leaving if s.state is not ShardState.READY]
-        for shard in gone:
-            self._leave(shard, _why_leaving(shard, model, self.world))
-        serving = [s for s in leaving if s.state is ShardState.READY]
-        ready = sum(s.state is ShardState.READY for s in staying)
-        surplus = ready + len(serving) - model.replicas
-        for shard in serving[: max(0, min(surplus, len(serving)))]:
-            self._leave(shard, _why_leaving(shard, model, self.world))
-        serving = serving[max(0, surplus) :]
+        kept = [r for r in outdated if paused and rollout.of_revision(model, r.revision) is not None]
+        for replica in kept:
+            self._again(rollout.of_revision(model, replica.revision) or model, replica, wanted)
+        for replica in (*draining, *outdated):
+            if not replica.ready and replica not in kept:
+                self._leave(replica, self._why_leaving(replica, model))
+        serving = [r for r in (*draining, *outdated) if r.ready or r in kept]
+        ready = sum(r.ready for r in staying)
+        surplus = max(0, ready + sum(r.ready for r in serving) - wanted)
+        going = [r for r in serving if r.ready][:surplus]
+        if paused:
+            over = max(0, len(staying) + len(serving) - wanted - model.surge)
+            dispensable = sorted((r for r in serving if r in kept), key=lambda r: (r.ready, order(r)))
+            going = [r for r in going if r not in kept] + dispensable[:over]
+        for replica in going:
+            self._leave(replica, self._why_leaving(replica, model))
+        serving = [r for r in serving if r not in going]
 
+        missing = room_for
         absent = max(0, missing - len(serving))
-        ahead = min(sum(s in draining for s in serving), missing - absent)
+        ahead = min(sum(r in draining for r in serving), missing - absent)
         placed = self._place(model, absent + ahead)
-        if placed == absent + ahead:
-            self._roll(model, staying, [s for s in serving if s in outdated], missing - absent - ahead, bool(placed))
+        older = [r for r in serving if r in outdated]
+        if placed == absent + ahead and not paused:
+            unready = placed + sum(not r.ready for r in staying)
+            self._roll(model, older, missing - absent - ahead, unready, wanted)
         short = unmoved + absent + ahead - placed
         if short:
-            reasons = self._refused(Need.of(model))
-            wanted = model.replicas
-            change = smallest(reasons, Need.of(model))
-            standing = max(0, wanted - unmoved - max(0, absent - placed))
-            self.unplaced[model.name] = Unplaced(model.name, wanted, standing, nearest(reasons), change)
-            self._look(self.now + AGAIN)
+            self._unplaced(model, wanted, max(0, wanted - unmoved - max(0, absent - placed)))
 
-    def _roll(self, model: Model, staying: list[Shard], outdated: list[Shard], missing: int, started: bool) -> None:
-        """One step of a rolling change: one replica of the new profile more, or one of the old less to make room.
+    def _roll(self, model: Model, older: Sequence[Replica], missing: int, unready: int, wanted: int) -> None:
+        """The next part of a rolling change: replicas of the new profile more, or one of the old less to make room.
 
-        It goes on only when every replica of the new profile is ready, so a profile that does not start stops it.
+        So many may be on their way at once as the surge says, so a profile that does not start stops it. Where there
+        is no room beside the old ones, or none is wanted there, one goes when all the others are ready.
         """
-        if not outdated or missing <= 0 or started or any(s.state is not ShardState.READY for s in staying):
+        if not older or missing <= 0:
             return
-        if self._place(model, 1):
+        unready += self._place(model, min(missing, model.surge - unready))
+        if unready:
             return
-        need = Need.of(model)
-        for shard in outdated:
-            if self.rooms.here((shard,), need) is not None and not self._cordoned(shard):
-                self._leave(shard, f"room is needed for revision {model.revision} of its profile")
+        for replica in older:
+            if not any(self._cordoned(node) for node in replica.nodes) and self._follows(model, replica):
+                self._leave(replica, f"room is needed for revision {model.revision} of its profile")
                 return
-        reasons = self._refused(need)
-        change = smallest(reasons, need)
-        self.unplaced[model.name] = Unplaced(model.name, model.replicas, model.replicas - 1, nearest(reasons), change)
-        self._look(self.now + AGAIN)
+        self._unplaced(model, wanted, wanted - 1)
 
-    def _cordoned(self, shard: Shard) -> bool:
-        node = self.world.nodes.get(shard.node)
-        return node is not None and node.cordoned
+    def _follows(self, model: Model, replica: Replica) -> bool:
+        """Whether a replica as the model is now would have room once this one is gone."""
+        if self.places.here(replica, model) is not None:
+            return True
+        several = replica.gang or model.profile.nodes > 1
+        return several and self.places.instead(replica, model) is not None
 
-    def _again(self, model: Model, shard: Shard) -> None:
-        """The next attempt of a shard that has ended, when it is due; and what outgrew our records (D4)."""
-        node = self.world.nodes[shard.node]
-        stray = self.world.strays.get((shard.node, shard.id))
-        if stray is not None and stray.status.generation > shard.generation:
-            why = f"{node.id} runs generation {stray.status.generation}, which is newer than any that is known here"
-            self._next(model, shard, why)
-            return
-        if shard.status is None or shard.state not in ENDED:
-            return
-        if shard.not_before is not None and shard.not_before > self.now:
-            self._look(shard.not_before)
-            return
-        cause = f": {shard.status.cause}" if shard.status.cause else ""
-        self._next(model, shard, f"it has {shard.state.value}{cause}")
+    def _cordoned(self, node: NodeId) -> bool:
+        known = self.world.nodes.get(node)
+        return known is not None and known.cordoned
 
-    def _next(self, model: Model, shard: Shard, why: str) -> None:
-        need = Need.of(model)
-        node = self.world.nodes[shard.node]
-        if node.stage is not Stage.READY:
+    def _again(self, model: Model, replica: Replica, wanted: int) -> None:
+        """The next attempt of a replica whose last one is over, when it is due; or that outgrew our records (D4)."""
+        for shard in replica.members:
+            stray = self.world.strays.get((shard.node, shard.id))
+            if stray is not None and stray.status.generation > shard.generation:
+                newer = stray.status.generation
+                why = f"{shard.node} runs generation {newer} of {shard.id}, which is newer than any that is known here"
+                self._next(model, replica, why, wanted)
+                return
+        if not replica.broken:
+            return
+        waits = [shard.not_before for shard in replica.members if shard.not_before is not None]
+        if waits and max(waits) > self.now:
+            self._look(max(waits))
+            return
+        blamed = replica.blamed
+        how, cause = blamed.state.value, blamed.status.cause if blamed.status is not None else ""
+        if not ended(blamed) and blamed.last_failure is not None:
+            how, cause = "kept the others waiting", blamed.last_failure.cause
+        who = f"{blamed.id} on {blamed.node}" if replica.gang else "it"
+        has = "has " if ended(blamed) else ""
+        self._next(model, replica, f"{who} {has}{how}{f': {cause}' if cause else ''}", wanted)
+
+    def _next(self, model: Model, replica: Replica, why: str, wanted: int) -> None:
+        if any(self.world.nodes[node].stage is not Stage.READY for node in replica.nodes):
             self._look(self.now + AGAIN)  # silent for a moment: D1 decides whether it is lost
             return
-        cause_code = shard.status.cause_code if shard.status is not None else ""
-        move = shard.failed_here >= self.settings.move_after and cause_code not in EVERYWHERE
-        if move and (choice := self.rooms.choose(need, model.name, avoid=(shard.node,))) is not None:
-            why = f"{why}; it failed {shard.failed_here} times in a row on {shard.node}; {choice.why}"
-            self._start(model, shard, choice, why, moved=True)
-            return
-        choice = self.rooms.here((shard,), need)
+        blamed, where = replica.blamed, " and ".join(dict.fromkeys(replica.nodes))
+        cause_code = blamed.status.cause_code if blamed.status is not None else ""
+        if blamed.failed_here >= self.settings.move_after and cause_code not in EVERYWHERE:
+            # Of several nodes the one that failed need not be the one at fault: others altogether are tried first.
+            for avoid in dict.fromkeys((replica.nodes, (blamed.node,))):
+                choice = self.places.instead(replica, model, avoid)
+                if choice is not None:
+                    why = f"{why}; it failed {blamed.failed_here} times in a row on {where}; {choice.why}"
+                    self.steps += self.places.again(model, replica, choice, why, moved=True)
+                    return
+        choice = self.places.here(replica, model)
         if choice is not None:
-            self._start(model, shard, choice, why, moved=False)
+            self.steps += self.places.again(model, replica, choice, why, moved=False)
             return
-        choice = self.rooms.choose(need, model.name, avoid=(shard.node,))
+        choice = self.places.instead(replica, model, () if replica.gang else replica.nodes)
         if choice is not None:
-            self._start(model, shard, choice, f"{why}; it fits on {shard.node} no more; {choice.why}", moved=True)
+            why = f"{why}; it fits on {where} no more; {choice.why}"
+            self.steps += self.places.again(model, replica, choice, why, moved=True)
             return
-        reasons = self._refused(need)
-        change = smallest(reasons, need)
-        self.unplaced[model.name] = Unplaced(model.name, model.replicas, model.replicas - 1, nearest(reasons), change)
-        self._look(self.now + AGAIN)
+        self._unplaced(model, wanted, wanted - 1)
 
     # Placing ----------------------------------------------------------------------------------------------
 
-    def _choose(self, model: Model) -> Choice | None:
-        if Need.of(model) in self.refused:
-            return None  # nothing was released since: it would be refused again
-        choice = self.rooms.choose(Need.of(model), model.name)
-        if choice is None:
-            self._refused(Need.of(model))
-        return choice
-
-    def _refused(self, need: Need) -> tuple[Reason, ...]:
-        if need not in self.refused:
-            self.refused[need] = self.rooms.refused(need)
-        return self.refused[need]
-
     def _place(self, model: Model, count: int) -> int:
-        """Place up to `count` new replicas; how many found a node."""
+        """Place up to `count` new replicas; how many found their nodes."""
         for done in range(count):
-            choice = self._choose(model)
+            choice = self.places.choose(model)
             if choice is None:
                 return done
-            replica = self._free_id(model.name)
-            id = ShardId(f"{replica}-0")
-            shard = Shard(
-                id=id,
-                replica=replica,
-                model=model.name,
-                rank=0,
-                node=choice.members[0].node,
-                generation=max(self.world.retired.get(id, 0), self.newest.get(id, 0)) + 1,
-                spec=_spec(model, choice),
-                revision=model.revision,
-                why=choice.why,
-            )
-            self.steps.append(Start(shard, choice.why))
-            self.rooms.hold(shard)
-        return count
+            self.steps += self.places.start(model, choice)
+        return max(0, count)
 
-    def _free_id(self, model: ModelName) -> ReplicaId:
-        number = 0
-        while (id := ReplicaId(f"{slug(model)}-{number}")) in self.ids:
-            number += 1
-        self.ids.add(id)
-        return id
+    def _unplaced(self, model: Model, wanted: int, standing: int) -> None:
+        reasons = self.places.refused(model)
+        change = smallest(reasons, Need.of(model))
+        self.unplaced[model.name] = Unplaced(model.name, wanted, standing, nearest(reasons), change)
+        self._look(self.now + AGAIN)
 
-    def _start(self, model: Model, shard: Shard, choice: Choice, why: str, *, moved: bool) -> None:
-        following = attrs.evolve(
-            shard,
-            node=choice.members[0].node,
-            generation=max(shard.generation, self.newest.get(shard.id, 0)) + 1,
-            spec=_spec(model, choice),
-            revision=model.revision,
-            want=Want.RUN,
-            why=why,
-            status=None,
-            status_at=None,
-            ready_at=None,
-            not_before=None,
-            failed_here=0 if moved else shard.failed_here,
-        )
-        self.steps.append(Start(following, why))
-        self.rooms.release(shard)
-        self.rooms.hold(following)
+    def _worth(self, replica: Replica) -> tuple[int, int]:
+        """The smaller, the better to keep."""
+        state = 0 if replica.ready else 2 if replica.broken else 1
+        nodes = [self.world.nodes.get(node) for node in replica.nodes]
+        away = any(node is None or node.stage is not Stage.READY for node in nodes)
+        where = 2 if away else int(any(node is not None and node.cordoned for node in nodes))
+        return (where if where == 2 else 0) + state, where
 
-
-def _spec(model: Model, choice: Choice) -> ShardSpec:
-    profile = model.profile
-    return ShardSpec(
-        engine=profile.engine,
-        model=model.name,
-        source=profile.source,
-        engine_version=profile.engine_version,
-        args=profile.args,
-        env=profile.env,
-        resources=profile.resources,
-        gpus=choice.members[0].gpus,
-        context=profile.context,
-        ready_within=profile.ready_within,
-        grace=profile.grace,
-    )
-
-
-def _order(shard: Shard) -> tuple[str, int, str]:
-    """By model, then by replica number, so that tiny-10 comes after tiny-9."""
-    number = shard.replica.rpartition("-")[2]
-    return shard.model, int(number) if number.isdecimal() else 0, shard.id
-
-
-def _worth(shard: Shard, node: Node | None) -> tuple[int, int]:
-    """The smaller, the better to keep."""
-    if shard.state is ShardState.READY:
-        state = 0
-    elif shard.state in ENDED:
-        state = 2
-    else:
-        state = 1
-    where = 2 if node is None or node.stage is not Stage.READY else int(node.cordoned)
-    return (where if where == 2 else 0) + state, where
-
-
-def _why_leaving(shard: Shard, model: Model, world: World) -> str:
-    node = world.nodes.get(shard.node)
-    if node is not None and node.draining:
-        return f"{shard.node} is being drained"
-    return f"it has revision {shard.revision} of its profile, and {model.revision} is wanted"
+    def _why_leaving(self, replica: Replica, model: Model) -> str:
+        for id in replica.nodes:
+            node = self.world.nodes.get(id)
+            if node is not None and node.draining:
+                return f"{id} is being drained"
+        return f"it has revision {replica.revision} of its profile, and {model.revision} is wanted"

@@ -8,6 +8,7 @@ import attrs
 from immutables import Map
 
 from llmgw.plane.event import Event
+from llmgw.plane.gang import size
 from llmgw.plane.world import ENDED, Shard, Stage, Stray, Unplaced, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import ModelName, NodeId, ShardId, ShardState
@@ -65,8 +66,9 @@ def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> Worl
         match step:
             case Start(shard=shard):
                 before = shards.get(shard.id)
-                if before is not None and before.node != shard.node:
-                    strays = strays.update(_left_behind(world, before))
+                if before is not None and (before.node != shard.node or (before.rank == 0 and size(before) > 1)):
+                    # A leader starts again only when the others are ready: until then its older process is a stray.
+                    strays = _with_strays(strays, _left_behind(world, before))
                 shards = shards.set(shard.id, attrs.evolve(shard, placed_clock=clock, want_at=now))
                 retired = retired.delete(shard.id) if shard.id in retired else retired
             case Drain(shard=id, why=why) | Stop(shard=id, why=why):
@@ -75,7 +77,7 @@ def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> Worl
                     shards = shards.set(id, attrs.evolve(known, want=want, want_at=now, why=why, not_before=None))
             case GiveUp(shard=id):
                 if (known := shards.get(id)) is not None:
-                    strays = strays.update(_left_behind(world, known))
+                    strays = _with_strays(strays, _left_behind(world, known))
                     shards = shards.delete(id)
                     retired = retired.set(id, known.generation)
     if not changed:
@@ -99,6 +101,16 @@ def told(step: Step, world: World, clock: float) -> Event:
     known = world.shards.get(id)
     data = {"node": str(known.node), "model": str(known.model)} if known is not None else {}
     return Event(kind=kind, subject=f"shard:{id}", text=text, clock=clock, data=data)
+
+
+def _with_strays(
+    strays: Map[tuple[NodeId, ShardId], Stray], found: dict[tuple[NodeId, ShardId], Stray]
+) -> Map[tuple[NodeId, ShardId], Stray]:
+    for key, stray in found.items():
+        known = strays.get(key)
+        if known is None or known.status.generation <= stray.status.generation:
+            strays = strays.set(key, stray)
+    return strays
 
 
 def _left_behind(world: World, shard: Shard) -> dict[tuple[NodeId, ShardId], Stray]:

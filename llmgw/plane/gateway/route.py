@@ -13,6 +13,7 @@ import attrs
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmgw.plane.gang import mates, size
 from llmgw.plane.world import Shard, Stage, Want, World, seen
 from llmgw.wire.facts import ShardState
 
@@ -125,8 +126,8 @@ class StaticEndpoint:
 def routes_of(world: World, endpoints: Iterable[StaticEndpoint] = ()) -> Routes:
     """The routes that the world as it is asks for.
 
-    A replica is routed to when its leading shard is ready, wanted to run, and has a port; a node that is
-    silent for a moment keeps its traffic, a lost one does not (D1).
+    A replica is routed to where its leading shard listens, when all its members are ready at one generation and wanted
+    to run; a node that is silent for a moment keeps its traffic, a lost one does not (D1).
     """
     serving: dict[str, list[Endpoint]] = {}
     placed: dict[str, list[Shard]] = {}
@@ -153,19 +154,39 @@ def routes_of(world: World, endpoints: Iterable[StaticEndpoint] = ()) -> Routes:
     return Routes(models=models, settling=world.settling_until is not None)
 
 
-def _endpoint_of(world: World, shard: Shard) -> Endpoint | None:
+def _endpoint_of(world: World, leader: Shard) -> Endpoint | None:
+    if not _serves(world, leader) or not leader.status or not leader.status.port:
+        return None
+    if size(leader) > 1:
+        followers = tuple(mates(world, leader))
+        if len(followers) != size(leader) - 1:
+            return None
+        if any(f.generation != leader.generation or not _serves(world, f) for f in followers):
+            return None
+    address = world.nodes[leader.node].address
+    return Endpoint(replica=leader.replica, host=address, port=leader.status.port) if address else None
+
+
+def _serves(world: World, shard: Shard) -> bool:
     node = world.nodes.get(shard.node)
-    if node is None or node.stage not in (Stage.READY, Stage.UNREACHABLE) or not node.address:
-        return None
-    if shard.want is not Want.RUN or shard.state is not ShardState.READY or not shard.status or not shard.status.port:
-        return None
-    return Endpoint(replica=shard.replica, host=node.address, port=shard.status.port)
+    there = node is not None and node.stage in (Stage.READY, Stage.UNREACHABLE)
+    return there and shard.want is Want.RUN and shard.state is ShardState.READY
+
+
+def _hindering(world: World, leader: Shard) -> Shard:
+    """The member that keeps a replica from serving: one that has ended, else the first that is not ready."""
+    members = (leader, *mates(world, leader))
+    unready = [m for m in (*members[1:], leader) if not _serves(world, m)]
+    return next((m for m in unready if not m.state.alive), unready[0] if unready else leader)
 
 
 def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRoute:
     if placed:
-        shard = max(placed, key=lambda shard: _NEARNESS.get(shard.state, 0))
+        nearest = (_hindering(world, leader) for leader in placed)
+        shard = max(nearest, key=lambda shard: _NEARNESS.get(shard.state, 0))
         reason = f"replica {shard.replica} on {shard.node} is {shard.state.value}"
+        if size(shard) > 1:
+            reason = f"replica {shard.replica} waits for its part on {shard.node}, which is {shard.state.value}"
         if seen(shard, world.nodes.get(shard.node)) is ShardState.UNKNOWN:
             reason = f"{shard.node}, where replica {shard.replica} is, has not been heard of"
         failure = shard.last_failure
