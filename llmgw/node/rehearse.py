@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from subprocess import DEVNULL, PIPE, STDOUT
 
 import trio
@@ -14,6 +15,7 @@ from llmgw.wire.control import StartShard
 
 _MOST_OUTPUT = 256 << 10
 _LAST_LINES = 20
+_REAP_SECONDS = 5.0
 
 
 async def rehearse(order: StartShard, prepared: Prepared, means: Means) -> Failure | None:
@@ -32,29 +34,39 @@ async def rehearse(order: StartShard, prepared: Prepared, means: Means) -> Failu
     )
     # It is no engine: a later agent ends it instead of adopting it.
     env = {name: value for name, value in env.items() if name not in (SHARD, TOKEN)} | {PROBE: "1"}
+    objection, lines = None, []
+    sensible = False
     try:
-        process = await trio.lowlevel.open_process(
-            list(rehearsal.argv), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env, cwd="/"
-        )
+        output = await _output(rehearsal.argv, env, rehearsal.within)
+        lines = clean(output)
+        objection = rehearsal.objection(lines)
+        sensible = objection is None
     except OSError as error:
-        means.ports.release(order.shard)
         return Failure("cannot-start", f"{rehearsal.argv[0]} cannot be executed: {error.strerror}", "check it")
-    output = bytearray()
+    finally:
+        if not sensible:
+            means.ports.release(order.shard)
+    if objection is None:
+        return None
+    return Failure(objection.code, objection.text, objection.remedy, lines=tuple(lines[-_LAST_LINES:]))
+
+
+async def _output(argv: Sequence[str], env: Mapping[str, str], within: float) -> bytes:
+    """What a command prints within so many seconds; it is killed then. Raises OSError."""
+    process = await trio.lowlevel.open_process(
+        list(argv), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=dict(env), cwd="/"
+    )
     assert process.stdout is not None
+    output = bytearray()
     try:
-        with trio.move_on_after(rehearsal.within):
+        with trio.move_on_after(within):
             async for data in process.stdout:
                 output += data[: _MOST_OUTPUT - len(output)]
             await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5.0):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _REAP_SECONDS):
             await process.wait()
             await process.stdout.aclose()
-    lines = clean(bytes(output))
-    objection = rehearsal.objection(lines)
-    if objection is None:
-        return None
-    means.ports.release(order.shard)
-    return Failure(objection.code, objection.text, objection.remedy, lines=tuple(lines[-_LAST_LINES:]))
+    return bytes(output)

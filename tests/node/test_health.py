@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.node.engines import Asking
-from llmgw.node.health import Answer, Counters, Course, Dead, Line, Patience, counted, judge, served
+from llmgw.node.health import Answer, Counters, Course, Dead, Line, Patience, counted, judge, served, unproved
 
 ASKING = Asking(dead_after=2, running=("r",), waiting=("w",), made=("t",))
 PATIENCE = Patience(period=5, refused=3, hung=300, stalled=200)
@@ -68,6 +68,29 @@ w 4
 t_created 9
 t{model="a"} 1e3
 """
+
+
+STILL, MOVED = Counters(0, 10), Counters(0, 11)
+
+
+@pytest.mark.parametrize(
+    ("answer", "before", "after", "failed", "dead"),
+    [
+        (WELL, STILL, MOVED, 0, False),
+        (UNWELL, STILL, STILL, 1, False),  # once may be chance
+        (UNWELL, STILL, STILL, 2, True),
+        (REFUSED, None, None, 2, True),
+        (SLOW, STILL, STILL, 1, True),  # its deadline is above what load explains
+        (SLOW, None, None, 1, True),
+        (SLOW, STILL, MOVED, 5, False),  # it makes tokens for others
+    ],
+)
+def test_a_leader_that_makes_no_tokens_is_dead_however_well_it_says_it_is(
+    answer: Answer, before: Counters | None, after: Counters | None, failed: int, dead: bool
+) -> None:
+    found = unproved(answer, before, after, failed, 120.0)
+    assert (found is not None) is dead
+    assert code(found) == "token-failed" if found is not None else True
 
 
 def test_counters_are_summed_over_their_labels() -> None:

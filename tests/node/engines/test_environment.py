@@ -55,3 +55,32 @@ def test_gpus_are_named_by_uuid_slices_too_and_a_cpu_shard_sees_none() -> None:
 def test_the_smallest_of_the_chosen_gpus_counts() -> None:
     assert smallest_memory(spec("vllm", chosen=(GPUS[0], MIG)), FACTS.gpus) == 20 << 30
     assert smallest_memory(spec("vllm", chosen=(GPUS[0], "GPU-x")), FACTS.gpus) is None
+
+
+def of_several(
+    network: dict[str, str], env: dict[str, str] | None = None, agent: dict[str, str] | None = None
+) -> dict[str, str]:
+    return engine_environment(
+        agent or {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "=ib0", "GLOO_SOCKET_IFNAME": "ib0", "UCX_TLS": "tcp"},
+        {"NCCL_DEBUG": "INFO"},
+        spec("vllm", gpus=1, peers=("10.0.0.1", "10.0.0.2"), network=network, env=env),
+        shard=ShardId("s"),
+        generation=1,
+        token="t",
+        state="/state",
+    )
+
+
+def test_what_the_plane_knows_of_the_wires_stands_above_the_agents_and_below_the_profiles() -> None:
+    env = of_several({"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_HCA": "=mlx5_0"}, {"NCCL_IB_HCA": "=mlx5_1"})
+    assert {name: value for name, value in env.items() if name.startswith("NCCL_")} == {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "NCCL_IB_HCA": "=mlx5_1",
+    }, "half of the agent's and half of the plane's would be a network that nobody meant"
+    assert (env["GLOO_SOCKET_IFNAME"], env["UCX_TLS"]) == ("ib0", "tcp"), "the plane says nothing of these"
+
+
+def test_where_the_plane_writes_nothing_the_agents_own_network_stays() -> None:
+    env = of_several({})
+    assert (env["NCCL_IB_DISABLE"], env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("1", "=ib0", "ib0")

@@ -54,6 +54,10 @@ def test_what_is_asked_for_becomes_arguments(command: str, has: str) -> None:
         (codes("--tp", "2", "--dp", "2", "--enable-dp-attention", gpus=2), []),
         (codes("--tp", "4", "--dp", "2", gpus=4, peers=PEERS), ["bad-shape"]),
         (codes("--tp", "8", "--dp", "2", "--enable-dp-attention", gpus=4, peers=PEERS), []),
+        (codes(gpus=4, peers=PEERS), []),
+        (codes(gpus=3, peers=PEERS), ["bad-shape"]),
+        (codes("--tp", "4", "--pp", "2", gpus=4, peers=PEERS), []),
+        (codes(gpus=4, peers=PEERS, peer_ports=({}, {})), ["bad-shape"]),
         (codes(gpus=0), ["gpu-missing"]),
         (codes("--device", "cpu", gpus=0), []),
         (codes(context=9000), ["context-too-long"]),
@@ -72,6 +76,7 @@ def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: li
             "gpu-memory-taken",
         ),
         ("Port is already in use. dist_init_port=8030", "port-in-use"),
+        ("torch.distributed.DistBackendError: NCCL error in: ncclSystemError: System call", "nccl"),
         ("RuntimeError: Gloo connectFullMesh failed with [..]", "peer-missing"),
         ("Unable to find address for: eth9", "no-interface"),
         ("Scheduler hit an exception: Traceback (most recent call last):", "engine-failed"),
@@ -88,3 +93,13 @@ def test_health_is_given_longer_than_the_token_that_it_makes_may_take() -> None:
     assert asking is not None
     assert asking.timeout > 20
     assert SGLANG.asking(spec("sglang", rank=1, peers=PEERS)) is None
+
+
+def test_members_meet_at_the_block_of_ports_that_the_leader_has() -> None:
+    follower = spec("sglang", gpus=4, peers=PEERS, rank=1, peer_ports=({"dist+": 29600}, {}))
+    command = SGLANG.command(follower, seat("sglang", "sglang"))
+    assert "--dist-init-addr 10.0.0.1:29600" in " ".join(command.argv)
+    assert (command.env["SGLANG_HOST_IP"], command.env["NCCL_DEBUG_SUBSYS"]) == ("10.0.0.2", "INIT,NET")
+    assert SGLANG.ports(follower) == ("http",)
+    assert SGLANG.ports(spec("sglang", gpus=4, peers=PEERS)) == ("http", "dist+")
+    assert SGLANG.ports(spec("sglang", gpus=4)) == ("http", "nccl")

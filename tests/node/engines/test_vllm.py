@@ -8,6 +8,7 @@ from llmgw.node.engines.vllm import Vllm
 from tests.node.engines.specs import FACTS, seat, spec
 
 VLLM = Vllm()
+PEERS = ("10.0.0.1", "10.0.0.2")
 HUB = Contents(Path("/models/m"), "hub", bytes=10 << 30, context=8192, heads=32)
 
 
@@ -58,6 +59,22 @@ def test_what_the_user_gave_or_a_follower_has_not_is_left_out(command: str, lack
     assert lacks not in command
 
 
+def test_members_meet_at_the_leaders_port_each_by_its_own_address() -> None:
+    follower = spec("vllm", gpus=4, peers=PEERS, rank=1, peer_ports=({"master": 29600}, {}))
+    command = VLLM.command(follower, seat("vllm", "vllm"))
+    assert "--master-addr 10.0.0.1 --master-port 29600" in " ".join(command.argv)
+    assert (command.env["VLLM_HOST_IP"], command.env["NCCL_DEBUG"]) == ("10.0.0.2", "INFO")
+    assert VLLM.ports(follower) == ("rpc", "internal+")
+    assert VLLM.ports(spec("vllm", gpus=4, peers=PEERS)) == ("http", "master", "rpc", "internal+")
+
+
+def test_gloo_is_kept_on_the_loopback_only_where_there_is_no_other_node() -> None:
+    assert VLLM.command(spec("vllm"), seat("vllm", "vllm")).env["GLOO_SOCKET_IFNAME"] == "lo"
+    two = VLLM.command(spec("vllm", peers=PEERS), seat("vllm", "vllm"))
+    assert "GLOO_SOCKET_IFNAME" not in two.env
+    assert "--tensor-parallel-size 2 --nnodes 2" in " ".join(two.argv), "on CPUs each node has one worker"
+
+
 def test_internal_ports_lie_in_the_shards_own_block_and_nothing_is_fetched_for_a_path() -> None:
     env = VLLM.command(spec("vllm", gpus=1), seat("vllm", "vllm")).env
     assert (env["VLLM_PORT"], env["HF_HUB_OFFLINE"], env["VLLM_HOST_IP"]) == ("8010", "1", "127.0.0.1")
@@ -93,6 +110,17 @@ def test_a_cpu_shard_gets_threads_and_a_cache_out_of_its_memory() -> None:
         (codes(contents=None, source="hf://org/m"), []),
         (codes(contents=None, source="somewhere"), ["missing-weights"]),
         (codes(chosen=("GPU-x",)), ["gpu-missing"]),
+        (codes(gpus=4, peers=PEERS), []),
+        (codes(gpus=3, peers=PEERS), ["bad-shape"]),  # 32 heads over 6 GPUs
+        (codes("-tp", "4", "-pp", "2", gpus=4, peers=PEERS), []),
+        (codes("-tp", "4", gpus=4, peers=PEERS), ["bad-shape"]),  # 4 of 8 GPUs
+        (codes("-tp", "3", gpus=0, peers=PEERS), ["bad-shape", "bad-shape"]),
+        (codes(gpus=0, peers=PEERS), []),
+        (codes(gpus=4, peers=PEERS, peer_ports=()), ["bad-shape"]),
+        (codes(gpus=4, peers=PEERS, peer_ports=({"http": 1}, {"master": 2})), ["bad-shape"]),
+        (codes("-dp", "2", "-tp", "4", gpus=4, peers=PEERS), ["bad-shape"]),
+        (codes("--distributed-executor-backend", "ray", gpus=4, peers=PEERS), ["bad-argument"]),
+        (codes("--node-rank", "1", gpus=4, peers=PEERS), ["bad-argument"]),
     ],
 )
 def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: list[str], expected: list[str]) -> None:
@@ -115,6 +143,27 @@ LINES = {
     "Free memory on device (1/80 GiB) on startup is less than desired GPU memory utilization": "gpu-memory-taken",
     "Bfloat16 is only supported on GPUs with compute capability of at least 8.0": "gpu-unsupported",
     "RuntimeError: CUDA error: no kernel image is available for execution on the device": "gpu-unsupported",
+    "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect": (
+        "peer-missing"
+    ),
+    "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144]": "peer-missing",
+    "NET/IB : Got completion from peer 10.0.0.2<39926> with status=12 opcode=129 len=0 vendor err 129 (Recv)": (
+        "rdma-retries"
+    ),
+    "NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with error 12, opcode 0, len 0, vendor err 129": (
+        "rdma-retries"
+    ),
+    "NET/IB: Got completion from peer 10.0.0.2<39926> with status=5 opcode=0 len=0 vendor err 244": "rdma-failed",
+    "NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory": "memlock",
+    "NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1": "rdma-unreachable",
+    "NCCL WARN socketStartConnect: Connect to 10.0.0.2<40000> failed : Connection refused": "peer-unreachable",
+    "NCCL WARN socketProgress: Connection closed by remote peer gpu-02<50000>": "peer-lost",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting.": "peer-lost",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:544] Gloo Connection closed by peer [10.0.0.2]": (
+        "peer-lost"
+    ),
+    "NCCL WARN Mismatched NCCL version detected : rank 0 has 2.27.3, rank 8 has 2.26.2": "nccl-version",
+    "NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000": "gpu-twice",
     "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1": "collective-timeout",
     "torch.distributed.DistBackendError: NCCL error in: ncclSystemError: System call": "nccl",
     "RuntimeError: [enforce fail] Unable to find address for: eth9": "no-interface",
