@@ -207,7 +207,7 @@ def _members(spec: ShardSpec) -> list[Objection]:
         except AddressValueError:
             found.append(
                 Objection(
-                    "bad-shape",
+                    "no-interface",
                     f"llama.cpp's rpc-server listens on an IPv4 address only, and a member is at {peer!r}",
                     "give that node an IPv4 address in its settings (`address`)",
                 )
