@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -15,7 +16,8 @@ import attrs
 
 from llmgw import toml
 from llmgw.errors import BadInput
-from llmgw.toml import Environment, File, Table, load_toml, near
+from llmgw.toml import Bytes, Environment, File, Table, load_toml, near
+from llmgw.wire.facts import EnginePackage
 
 T = TypeVar("T")
 
@@ -53,6 +55,67 @@ class LogSettings:
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
     lines: int = attrs.field(default=5000, validator=[attrs.validators.ge(100), attrs.validators.le(1_000_000)])
+
+
+#: What a version, or a package's name, may consist of: neither a path nor an option of an installer can be made of it.
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
+
+
+def check_version(engine: str, version: str) -> None:
+    """Raise ValueError for what cannot be one version of an engine's package; "" stands for any."""
+    if version and not _VERSION.fullmatch(version):
+        raise ValueError(f'{engine}: {version!r} is not a version: write one such as 0.32.0, or "" for any')
+
+
+def _check_package(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if value and not _PACKAGE.fullmatch(value):
+        raise ValueError(f"{value!r} is not the name of a Python package; its version belongs into [engines]")
+
+
+def _check_requirements(_: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+    if bad := [word for word in value if not word.strip() or word.strip().startswith("-")]:
+        raise ValueError(f"{bad[0]!r} is not a requirement: write one such as torch==2.13.0+cpu")
+
+
+def _check_index(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    _check_indexes(_, attribute, (value,))
+
+
+def _check_indexes(_: object, attribute: object, value: tuple[str, ...]) -> None:
+    for url in value:
+        if url and not re.fullmatch(r"(https?|file)://\S+", url):
+            raise ValueError(f"{url!r} is not the address of a package index: write https://HOST/simple")
+
+
+@attrs.frozen
+class PackageSettings:
+    """[packages.NAME]: where an engine is installed from. Of a node's own settings each key wins that is there.
+
+    `cpu` is the package for nodes without GPUs. `also` is installed with it; with `no_deps` nothing else is.
+    """
+
+    name: str = attrs.field(default="", validator=_check_package)
+    cpu: str = attrs.field(default="", validator=_check_package)
+    #: Instead of PyPI, and besides it. They may hold a password.
+    index: str = attrs.field(default="", validator=_check_index, repr=False)
+    extra_index: tuple[str, ...] = attrs.field(default=(), validator=_check_indexes, repr=False)
+    also: tuple[str, ...] = attrs.field(default=(), validator=_check_requirements)
+    no_deps: bool = False
+    #: What the installation takes of the disk, downloads included; 0: as is usual for the engine.
+    disk: Bytes = attrs.field(default=0, validator=attrs.validators.ge(0))
+
+    @property
+    def told(self) -> EnginePackage:
+        return EnginePackage(
+            name=self.name,
+            cpu=self.cpu,
+            index=self.index,
+            extra_index=self.extra_index,
+            also=self.also,
+            no_deps=self.no_deps,
+            disk_bytes=self.disk,
+        )
 
 
 def load(settings: type[T], path: Path | None, prefix: str, environ: Mapping[str, str] | None = None) -> T:

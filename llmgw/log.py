@@ -28,6 +28,7 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}"), r"\1***"),
     (re.compile(r"\b(sk-|hf_)[\w-]{8,}"), r"\1***"),
+    (re.compile(r"(://[^\s/:@]*:)[^\s/@]+@"), r"\1***@"),
     (
         re.compile(r"(?i)\b([\w-]*(?:api[_-]?key|token|secret|password)[\"']?\s*[=:]\s*[\"']?)(?!\*)[^\s\"',;]{6,}"),
         r"\1***",

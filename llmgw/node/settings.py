@@ -10,7 +10,7 @@ from typing import Literal
 import attrs
 
 from llmgw import config, pki
-from llmgw.config import Listen, LogSettings
+from llmgw.config import Listen, LogSettings, PackageSettings
 from llmgw.errors import BadInput
 from llmgw.node.link import Address, address
 from llmgw.node.view import View
@@ -54,6 +54,38 @@ class EngineSettings:
 
 
 @attrs.frozen
+class InstallSettings:
+    """[installs]: how engines are installed, when `install` lets the agent do it."""
+
+    #: One virtual environment for each engine and version lies in here.
+    directory: Path = Path("engines")
+    #: "auto": uv where there is one, else pip.
+    installer: Literal["auto", "uv", "pip"] = "auto"
+    #: The Python that virtual environments are made with; "": the agent's own.
+    python: str = ""
+    #: Instead of PyPI, and besides it. They may hold a password.
+    index: str = attrs.field(default="", repr=False)
+    extra_index: tuple[str, ...] = attrs.field(default=(), repr=False)
+    #: Folders of wheels, or pages that link to some.
+    find_links: tuple[str, ...] = ()
+    #: Only from `find_links`: no index is asked.
+    offline: bool = False
+    #: More words for `pip install` or `uv pip install`.
+    args: tuple[str, ...] = ()
+    within: Seconds = attrs.field(default=3600.0, validator=attrs.validators.ge(1.0))
+    #: For the trial of what was installed: importing and loading.
+    try_within: Seconds = attrs.field(default=600.0, validator=attrs.validators.ge(1.0))
+    #: Of the disk this is never filled.
+    reserve: Bytes = attrs.field(default=1 << 30, validator=attrs.validators.ge(0))
+    #: A version that nothing wants or runs is kept for so long, to go back to.
+    keep: Seconds = attrs.field(default=86400.0, validator=attrs.validators.ge(0.0))
+
+    def __attrs_post_init__(self) -> None:
+        if self.offline and not self.find_links:
+            raise ValueError("offline without find_links: name the folder of wheels in find_links")
+
+
+@attrs.frozen
 class RunLogs:
     """[logs]: the output of engines that is kept, per shard: so many runs, each up to so many bytes."""
 
@@ -86,6 +118,9 @@ class NodeSettings:
     engines: Mapping[str, EngineSettings] = attrs.field(factory=dict)
     #: May the agent install engines and tools (perftest) by itself?
     install: bool = True
+    installs: InstallSettings = InstallSettings()
+    #: Where this node gets an engine from, over what the plane says.
+    packages: Mapping[str, PackageSettings] = attrs.field(factory=dict)
     #: Memory that is left to the machine and never given to engines.
     memory_reserve: Bytes = 1 << 30
 

@@ -20,6 +20,7 @@ from llmgw.node.ending import GpuHolders
 from llmgw.node.engines.installed import Installed
 from llmgw.node.feed import Feed
 from llmgw.node.health import Patience
+from llmgw.node.installs.running import Running
 from llmgw.node.launch import scopes_work
 from llmgw.node.logs import Logs
 from llmgw.node.prepare import Fetch, Means
@@ -100,6 +101,14 @@ class Shards:
     def sources(self) -> frozenset[str]:
         """The weights that shards here use or are about to: none of them may be removed (C8)."""
         return frozenset(life.order.spec.source for life in self._book.lives.values())
+
+    def running(self) -> tuple[Running, ...]:
+        """What every shard runs or is about to: no engine of it may be removed."""
+        return tuple(
+            Running(shard, life.order.spec.engine, life.status.command)
+            for shard, life in self._book.lives.items()
+            if life.status.state.alive
+        )
 
     def pids(self) -> Mapping[ShardId, frozenset[int]]:
         """Every process of each running shard. Reads /proc once; some milliseconds."""

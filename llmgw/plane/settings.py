@@ -10,13 +10,14 @@ from typing import Annotated
 import attrs
 
 from llmgw import config, pki
-from llmgw.config import Listen, LogSettings
+from llmgw.config import Listen, LogSettings, PackageSettings
 from llmgw.errors import BadInput
 from llmgw.plane.gateway.route import StaticEndpoint
 from llmgw.plane.gateway.settings import GatewaySettings
+from llmgw.plane.models import ENGINES
 from llmgw.plane.world import Settings as Judgement
-from llmgw.toml import Seconds
-from llmgw.wire.facts import EngineInstall
+from llmgw.toml import Seconds, near
+from llmgw.wire.facts import EngineInstall, EnginePackage
 
 PREFIX = "LLMGW_PLANE"
 DIRECTORY = Path("/var/lib/llmgw-plane")
@@ -62,6 +63,8 @@ class PlaneSettings:
     gateway: Annotated[Gateway, "seconds"] = Gateway()
     #: Engines that every node which can should have: name -> version, "" for any.
     engines: Mapping[str, str] = attrs.field(factory=dict)
+    #: Where nodes get an engine, when not from PyPI under its own name.
+    packages: Mapping[str, PackageSettings] = attrs.field(factory=dict)
 
     log: LogSettings = LogSettings()
     insecure: bool = False
@@ -95,10 +98,21 @@ class PlaneSettings:
             )
         for host in self.hosts:
             pki.check_host(host)
+        for engine in (*self.engines, *self.packages):
+            if engine not in ENGINES:
+                meant = near(engine, ENGINES)
+                words = f"did you mean {meant!r}?" if meant else f"there are {', '.join(ENGINES)}"
+                raise ValueError(f"there is no engine {engine!r}: {words}")
+        for engine, version in self.engines.items():
+            config.check_version(engine, version)
 
     @property
     def wanted_engines(self) -> tuple[EngineInstall, ...]:
         return tuple(EngineInstall(engine=name, version=version) for name, version in sorted(self.engines.items()))
+
+    @property
+    def engine_packages(self) -> dict[str, EnginePackage]:
+        return {engine: package.told for engine, package in sorted(self.packages.items())}
 
     @property
     def agents_url(self) -> str:

@@ -12,7 +12,7 @@ from llmgw.errors import LlmgwError, NotFound
 from llmgw.node import files
 from llmgw.node.doctor.check import Number, check, check_async, fail, ok, skipped, warn
 from llmgw.node.doctor.patient import Patient
-from llmgw.node.engines.installed import whereabouts
+from llmgw.node.engines.places import whereabouts
 from llmgw.node.identity import Identity
 from llmgw.wire.control import Finding
 

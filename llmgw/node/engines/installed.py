@@ -110,6 +110,15 @@ class Installed:
         self._preferred = dict(preferred)
         self._moved()
 
+    @property
+    def expected(self) -> tuple[Key, ...]:
+        """Everything of which `coming` was told."""
+        return tuple(self._coming)
+
+    def still(self, engine: str) -> trio.Lock:
+        """Held, nobody looks for this engine's programs or finds one meanwhile."""
+        return self._trying[engine]
+
     def coming(self, key: Key, install: EngineInstall | None) -> None:
         """What is said of an installation that is under way or came to nothing; None: nothing any more."""
         if self._coming.get(key) == install:
@@ -138,7 +147,6 @@ class Installed:
         if engine not in self._adapters:
             raise NotFound(f"no engine is called {engine!r}", remedy=f"known are {', '.join(sorted(self._adapters))}")
         while True:
-            seen = self.changed.version
             await self.refresh(engine)
             outcome = self.choice(engine, version)
             if isinstance(outcome, Found):
@@ -149,7 +157,7 @@ class Installed:
                 raise type(outcome)(outcome.what, remedy=outcome.remedy)
             if waiting is not None:
                 waiting(f"waits for {engine} {coming.version}".rstrip() + " to be installed")
-            await self.changed.next(max(seen, self.changed.version))
+            await self.changed.next(self.changed.version)
 
     def choice(self, engine: str, version: str) -> Found | LlmgwError:
         """What a shard gets that asks for this version, "" for any, of all that was tried."""

@@ -5,8 +5,9 @@ import pytest
 
 from llmgw.errors import Failed, NotFound
 from llmgw.node import processes
-from llmgw.node.engines.installed import Installed, whereabouts
+from llmgw.node.engines.installed import Installed
 from llmgw.node.engines.llamacpp import LlamaCpp
+from llmgw.node.engines.places import whereabouts
 from llmgw.node.engines.vllm import Vllm
 from llmgw.wire.facts import InstallState
 
