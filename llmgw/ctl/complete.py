@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import quote
 
 import click
 
@@ -41,6 +42,19 @@ def node_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 def model_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of models, for completion."""
     return _names(ctx, incomplete, "models", "models", "name")
+
+
+def replica_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of replicas, for completion."""
+    return _names(ctx, incomplete, "replicas", "replicas", "id")
+
+
+def revision_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Revisions of the model that stands before, for completion."""
+    model = ctx.params.get("model")
+    if not isinstance(model, str) or not model:
+        return []
+    return _names(ctx, incomplete, f"models/{quote(model, safe='')}/history", "revisions", "revision")
 
 
 def source_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -42,12 +42,13 @@ def models(output: str, watch: float | None) -> None:
 
 
 @click.command()
+@click.option("--shards", is_flag=True, help="A line for each member of each replica.")
 @watched
-def replicas(output: str, watch: float | None) -> None:
+def replicas(shards: bool, output: str, watch: float | None) -> None:
     """Every replica: its state, where it runs, how it failed last."""
     from llmgw.ctl import tables
 
-    show("replicas", tables.replicas, output=output, watch=watch)
+    show("replicas", tables.members if shards else tables.replicas, output=output, watch=watch)
 
 
 @click.command()

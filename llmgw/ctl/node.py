@@ -71,36 +71,34 @@ def label(name: str, labels: tuple[str, ...], output: str) -> None:
     done(_path(name, "label"), {"labels": wanted}, output=output)
 
 
-@click.command()
-@NAME
-@output
-def cordon(name: str, output: str) -> None:
-    """Let a node take no new shard; what runs there goes on."""
-    done(_path(name, "cordon"), output=output)
+def _switch(verb: str, words: str) -> click.Command:
+    """A command that only names a node."""
+
+    @click.command(verb, help=words)
+    @NAME
+    @output
+    def switch(name: str, output: str) -> None:
+        done(_path(name, verb), output=output)
+
+    return switch
+
+
+cordon = _switch("cordon", "Let a node take no new shard; what runs there goes on.")
+uncordon = _switch("uncordon", "Let a node take new shards again; that ends a drain as well.")
+undrain = _switch("undrain", "End a drain; the node takes shards again, unless it is cordoned.")
 
 
 @click.command()
 @NAME
+@click.option("--within", metavar="TIME", help="How long what leaves may finish its requests (10m); else as the plane.")
 @output
-def uncordon(name: str, output: str) -> None:
-    """Let a node take new shards again."""
-    done(_path(name, "uncordon"), output=output)
+def drain(name: str, within: str | None, output: str) -> None:
+    """Empty a node: its replicas move elsewhere, and it takes no new ones.
 
-
-@click.command()
-@NAME
-@output
-def drain(name: str, output: str) -> None:
-    """Empty a node: its replicas move elsewhere, and it takes no new ones."""
-    done(_path(name, "drain"), output=output)
-
-
-@click.command()
-@NAME
-@output
-def undrain(name: str, output: str) -> None:
-    """End a drain; the node takes shards again."""
-    done(_path(name, "undrain"), output=output)
+    What serves there goes on until its replacement is ready, then gets no new requests and may finish those it has.
+    `ctl node NAME` shows what is still there; `ctl nodes` says when it is drained.
+    """
+    done(_path(name, "drain"), {"within": _seconds(within, "--within") if within else None}, output=output)
 
 
 @click.command()
@@ -111,12 +109,7 @@ def undrain(name: str, output: str) -> None:
 @output
 def ack(name: str, subject: str, code: str, how_long: str, output: str) -> None:
     """Acknowledge a problem of a node for a time: SUBJECT and CODE as `problems` shows them."""
-    from llmgw.units import parse_duration
-
-    try:
-        seconds = parse_duration(how_long)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--for") from None
+    seconds = _seconds(how_long, "--for")
     done(_path(name, "acknowledge"), {"subject": subject, "code": code, "seconds": seconds}, output=output)
 
 
@@ -131,6 +124,15 @@ def expect(name: str, clear: bool, output: str) -> None:
     confirmed is compared with its peers: those with its label `role`, else with GPUs of the same models.
     """
     done(_path(name, "expect"), {"clear": clear}, output=output)
+
+
+def _seconds(text: str, option: str) -> float:
+    from llmgw.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
 
 
 def _path(name: str, verb: str) -> str:

@@ -24,8 +24,8 @@ from llmgw.ctl.show import (
     word,
     words,
 )
-from llmgw.ctl.tables import engines, problem_table, stage
-from llmgw.wire.api import DoctorView, GpuView, NodeReply, PortView, ShardView
+from llmgw.ctl.tables import engines, problem_table, shard_table, stage
+from llmgw.wire.api import DoctorView, GpuView, LeavingView, NodeReply, NodeRow, PortView
 
 
 def node(answer: Answer, width: int) -> RenderableType:
@@ -35,11 +35,13 @@ def node(answer: Answer, width: int) -> RenderableType:
     if reply.problems:
         parts.append(section("Problems", problem_table(reply.problems, width)))
     if reply.shards:
-        shown = columns(_SHARDS, map(_shard, reply.shards), nothing="", width=width)
-        parts.append(section("Shards", shown))
+        parts.append(section("Shards", shard_table(reply.shards, width, here=reply.node.id)))
     if reply.strays:
-        shown = columns(_SHARDS, map(_shard, reply.strays), nothing="", width=width)
-        parts.append(section("Processes that no placement claims", shown))
+        strays = shard_table(reply.strays, width, here=reply.node.id)
+        parts.append(section("Processes that no placement claims", strays))
+    if reply.leaving:
+        left = columns(_LEAVING, map(_leaving, reply.leaving), nothing="", width=width)
+        parts.append(section("Still to leave", left))
     if reply.gpus:
         parts.append(section("GPUs", columns(_GPUS, map(_gpu, reply.gpus), nothing="", width=width)))
         parts.extend(_foreign(reply.gpus, width))
@@ -85,6 +87,7 @@ def _head(reply: NodeReply) -> RenderableType:
     pairs: list[tuple[str, Cell]] = [
         ("node", Text(row.id, style="bold")),
         ("stage", words(stage(row), f"for {age(row.stage_age)},", heard)),
+        ("drain", _drain(row)),
         ("address", words(row.address, f"({reply.hostname})" if reply.hostname not in ("", row.id) else "")),
         ("agent", words(row.version, f"(facts {age(reply.facts_age)} old)" if reply.facts_age is not None else "")),
         ("labels", ", ".join(f"{key}={value}" for key, value in row.labels.items())),
@@ -99,6 +102,14 @@ def _head(reply: NodeReply) -> RenderableType:
         ("problems", counted(row.problems)),
     ]
     return fields(pairs)
+
+
+def _drain(row: NodeRow) -> str:
+    if row.drained:
+        return "over: nothing runs here any more (`llmgw ctl undrain` takes it back)"
+    if row.draining and row.drain_within is not None:
+        return f"what leaves may finish requests for {age(row.drain_within)}"
+    return ""
 
 
 def _ahead(seconds: float | None) -> str:
@@ -137,38 +148,16 @@ def _limits(reply: NodeReply) -> list[tuple[str, Cell]]:
     return [pair for pair in pairs if pair[1]]
 
 
-_SHARDS = (
+_LEAVING = (
     Column("SHARD"),
     Column("STATE"),
-    Column("FOR", right=True, extra=4),
-    Column("GEN", right=True, extra=5),
-    Column("PORT", right=True, extra=2),
-    Column("PID", right=True, extra=1),
-    Column("CPU", right=True, extra=6),
-    Column("MEMORY", right=True, extra=6),
-    Column("RESTARTS", right=True, extra=3),
-    Column("LAST FAILURE", extra=3, prose=True),
+    Column("IN FLIGHT", right=True, extra=1),
+    Column("WHY IT IS STILL HERE", prose=True),
 )
 
 
-def _shard(shard: ShardView) -> tuple[Cell, ...]:
-    failure = shard.last_failure
-    return (
-        shard.id,
-        words(
-            word(shard.state),
-            "" if shard.want == "run" else f"to {shard.want}",
-            f"again in {age(shard.retry_in)}" if shard.retry_in is not None else "",
-        ),
-        age(shard.state_age),
-        str(shard.generation),
-        number(shard.port),
-        str(shard.pid or "") + (" adopted" if shard.adopted else ""),
-        percent(shard.cpu_percent),
-        size(shard.rss_bytes),
-        str(shard.restarts) if shard.restarts else "",
-        clean(failure.cause or failure.signal) if failure else "",
-    )
+def _leaving(one: LeavingView) -> tuple[Cell, ...]:
+    return one.shard, word(one.state), number(one.in_flight), one.text
 
 
 _GPUS = (

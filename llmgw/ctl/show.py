@@ -20,7 +20,7 @@ _PROSE = 28
 #: How wide a line may become where nobody folds it: in a pipe or a file.
 _ENDLESS = 100_000
 _STYLES = {
-    **dict.fromkeys(("ready", "live", "pass", "open", "complete", "installed", "active"), "green"),
+    **dict.fromkeys(("ready", "live", "pass", "open", "complete", "installed", "active", "drained"), "green"),
     **dict.fromkeys(
         ("starting", "fetching", "draining", "stopping", "expected", "unreachable", "cordoned", "renewal-due", "warn"),
         "yellow",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -26,12 +28,14 @@ from llmgw.ctl.show import (
 from llmgw.wire.api import (
     CertsReply,
     ModelsReply,
+    ModelView,
     NodeRow,
     NodesReply,
     ProblemsReply,
     ProblemView,
     ReplicasReply,
     ReplicaView,
+    ShardView,
     StatusReply,
     TokensReply,
     WhyReply,
@@ -117,8 +121,9 @@ def _gpus(node: NodeRow) -> str:
 
 def stage(node: NodeRow) -> Text:
     """A node's stage, and what an operator has said of it."""
-    steered = "draining" if node.draining else "cordoned" if node.cordoned else ""
-    return words(word(node.stage), word(steered), "" if node.connected else word("no stream"))
+    steered = "drained" if node.drained else "draining" if node.draining else "cordoned" if node.cordoned else ""
+    left = f"({node.shards} left)" if steered == "draining" and node.shards else ""
+    return words(word(node.stage), word(steered), left, "" if node.connected else word("no stream"))
 
 
 def engines(installs: tuple[EngineInstall, ...]) -> str:
@@ -139,6 +144,7 @@ _MODELS = (
     Column("GPUS EACH", right=True, extra=4),
     Column("SOURCE", extra=6),
     Column("SERVED ELSEWHERE BY", extra=3),
+    Column("CHANGE", extra=1, prose=True),
     Column("WHY NOT ALL", extra=2, prose=True),
 )
 
@@ -149,17 +155,25 @@ def models(answer: Answer, width: int) -> RenderableType:
             model.name,
             Text(str(model.ready), style="green" if model.ready >= model.wanted else "yellow"),
             str(model.placed),
-            str(model.wanted),
+            words(str(model.wanted), f"of {model.replicas}, unloaded" if model.unloaded else ""),
             model.engine,
             str(model.nodes_each) if model.nodes_each > 1 else "",
             str(model.gpus_each) if model.gpus_each else "",
             model.source,
             ", ".join(model.elsewhere),
+            _change(model),
             "; ".join(filter(None, (model.reason, model.smallest_change))),
         )
         for model in answer.read(ModelsReply).models
     )
     return columns(_MODELS, rows, nothing="no model is wanted (`llmgw ctl apply -f models.toml`)", width=width)
+
+
+def _change(model: ModelView) -> Text:
+    """How a change of its profile goes on, and what stops it."""
+    if model.paused:
+        return Text(f"paused: {clean(model.paused)}; {model.rollout}", style="red")
+    return Text(model.rollout, style="yellow")
 
 
 _REPLICAS = (
@@ -173,6 +187,9 @@ _REPLICAS = (
     Column("MEMORY", right=True, extra=6),
     Column("IN FLIGHT", right=True, extra=4),
     Column("MODEL", extra=8),
+    Column("REVISION", right=True, extra=7),
+    Column("WAITS FOR", extra=3, prose=True),
+    Column("WARNING", extra=1, prose=True),
     Column("LAST FAILURE", extra=2, prose=True),
 )
 
@@ -197,7 +214,7 @@ def _replica(replica: ReplicaView) -> tuple[Cell, ...]:
             f"{progress.what} {of(size(progress.done), size(progress.total))}" if progress else "",
             f"again in {age(retry)}" if retry is not None else "",
         ),
-        ",".join(replica.nodes),
+        "+".join(replica.nodes),
         number(replica.port),
         age(replica.age),
         str(replica.restarts) if replica.restarts else "",
@@ -205,7 +222,64 @@ def _replica(replica: ReplicaView) -> tuple[Cell, ...]:
         size(sum(memory)) if memory else "",
         number(replica.in_flight),
         replica.model,
+        f"{replica.revision}, outdated" if replica.outdated else "",
+        replica.waiting,
+        Text(clean(replica.warning), style="red"),
         clean(replica.cause),
+    )
+
+
+_SHARDS = (
+    Column("SHARD"),
+    Column("STATE"),
+    Column("NODE"),
+    Column("FOR", right=True, extra=3),
+    Column("GEN", right=True, extra=5),
+    Column("PORT", right=True, extra=2),
+    Column("PID", right=True, extra=4),
+    Column("CPU", right=True, extra=6),
+    Column("MEMORY", right=True, extra=6),
+    Column("RESTARTS", right=True, extra=1),
+    Column("LAST FAILURE", extra=2, prose=True),
+)
+
+
+def members(answer: Answer, width: int) -> RenderableType:
+    """Every member of every replica, in one line each."""
+    shards = (shard for replica in answer.read(ReplicasReply).replicas for shard in replica.shards)
+    return shard_table(shards, width, nothing="no replica is placed")
+
+
+def shard_table(found: Iterable[ShardView], width: int, *, nothing: str = "", here: str = "") -> RenderableType:
+    """Shards in one line each; their node is left out where all are `here`."""
+    heads = [head for head in _SHARDS if not here or head.title != "NODE"]
+    rows = (
+        [cell for head, cell in zip(_SHARDS, shard(one), strict=True) if not here or head.title != "NODE"]
+        for one in found
+    )
+    return columns(heads, rows, nothing=nothing, width=width)
+
+
+def shard(one: ShardView) -> tuple[Cell, ...]:
+    failure, progress = one.last_failure, one.progress
+    return (
+        one.id,
+        words(
+            word(one.state),
+            "" if one.want == "run" else f"to {one.want}",
+            f"{progress.what} {of(size(progress.done), size(progress.total))}" if progress else "",
+            f"again in {age(one.retry_in)}" if one.retry_in is not None else "",
+            f"{age(one.stop_in)} left" if one.stop_in is not None else "",
+        ),
+        one.node,
+        age(one.state_age),
+        str(one.generation),
+        number(one.port),
+        str(one.pid or "") + (" adopted" if one.adopted else ""),
+        percent(one.cpu_percent),
+        size(one.rss_bytes),
+        str(one.restarts) if one.restarts else "",
+        clean(failure.cause or failure.signal) if failure else "",
     )
 
 

@@ -173,7 +173,8 @@ class MemberView(Struct, frozen=True, kw_only=True):
 class EvidenceView(Struct, frozen=True, kw_only=True):
     """The newest bandwidth test between two members' nodes; `age` null and no `text`: there was none.
 
-    `bad` and `good` are rails. One that is `stale` is too old to keep a replica away.
+    `bad` and `good` are rails by both of their ends, `figures` what was measured of bad ones. One that is `stale` is
+    too old to keep a replica away.
     """
 
     a: str = ""
@@ -184,6 +185,7 @@ class EvidenceView(Struct, frozen=True, kw_only=True):
     good: tuple[str, ...] = ()
     bad: tuple[str, ...] = ()
     text: str = ""
+    figures: dict[str, str] = {}
 
 
 class AttemptView(Struct, frozen=True, kw_only=True):

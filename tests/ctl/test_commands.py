@@ -71,6 +71,10 @@ async def asked(rig: Rig, *args: str) -> Any:
         (["nodes"], ["gpu-01", "ready cordoned", "node-b", "lost no stream", "llamacpp b10068"]),
         (["models"], ["tiny", "big", "uncordon gpu-01"]),
         (["replicas"], ["tiny-0", "ready", "20001", "fetching weights 1.0 GiB of 4.0 GiB", "killed by SIGKILL"]),
+        (["replicas", "--shards"], ["tiny-0-0", "big-0-0", "777 adopted"]),
+        (["replica", "tiny-0"], ["node-a", "llama-server --port 20001", "killed by SIGKILL", "last words", "--run 1"]),
+        (["replica", "big"], ["fetching weights 1.0 GiB of 4.0 GiB", "vllm"]),
+        (["history", "tiny"], ["now", "the oldest that is kept"]),
         (["why", "big"], ["2 wanted, 1 placed", "has no GPUs (no NVIDIA driver", "bring node-b back", "big-0-0"]),
         (["why", "tiny"], ["every replica is ready"]),
         (["problems"], ["XID 79", "reset or replace it", "(known, 1m"]),
@@ -99,6 +103,10 @@ async def test_a_person_sees(rig: Rig, args: list[str], expected: list[str]) -> 
         (["node", "gpu-01"], "gpus"),
         (["models"], "models"),
         (["replicas"], "replicas"),
+        (["replica", "tiny"], "members"),
+        (["replicas", "--shards"], "replicas"),
+        (["history", "tiny"], "revisions"),
+        (["scale", "tiny", "2"], "text"),
         (["why", "big"], "reasons"),
         (["problems"], "problems"),
         (["logs", "node-a"], "lines"),
@@ -132,6 +140,48 @@ async def test_steering_a_node(rig: Rig) -> None:
     assert dict(rig.fleet.world.value.nodes[NodeId("gpu-01")].labels) == {"zone": "b"}
     await ok(rig, "node", "forget", "node-b")
     assert NodeId("node-b") not in rig.fleet.world.value.nodes
+
+
+async def test_a_drain_has_its_own_deadline_and_says_what_is_left(rig: Rig) -> None:
+    said = await ok(rig, "drain", "node-a", "--within", "10m")
+    assert said == "node-a is draining: its replicas move elsewhere, and may finish requests for 10m\n"
+    assert rig.fleet.world.value.nodes[NodeId("node-a")].drain_within == 600.0
+    assert "may finish requests for 30s" in await ok(rig, "drain", "node-a")
+    assert rig.fleet.world.value.nodes[NodeId("node-a")].drain_within is None
+    assert "draining (1 left)" in await ok(rig, "nodes")
+    shown = await ok(rig, "node", "node-a")
+    assert "serves until its replacement is ready" in shown[shown.index("\nStill to leave") :]
+    assert await ok(rig, "drain", "node-b") == "node-b is drained: nothing runs there\n"
+
+
+async def test_scaling_a_model_holds_until_models_are_applied(rig: Rig) -> None:
+    assert await ok(rig, "scale", "tiny", "3") == (
+        "tiny is scaled from 1 to 3 replicas, until models are applied again\n"
+    )
+    assert await ok(rig, "scale", "tiny", "3") == "tiny has 3 replicas already\n"
+    assert [model["wanted"] for model in (await asked(rig, "models"))["models"]] == [2, 3]
+    assert "tiny: scaled from 1 to 3 replicas" in await ok(rig, "events")
+    again = '[[models]]\nname = "tiny"\nengine = "llamacpp"\nsource = "/m/tiny.gguf"\n'
+    assert "tiny changed" in await ok(rig, "apply", "-f", "-", stdin=again)
+    assert [model["wanted"] for model in (await asked(rig, "models"))["models"]][1:] == [1]
+
+
+async def test_a_changed_profile_is_rolled_back_and_both_are_in_the_history(rig: Rig) -> None:
+    text = '[[models]]\nname = "a/b"\nengine = "llamacpp"\nsource = "/m/x.gguf"\n'
+    await ok(rig, "apply", "-f", "-", stdin=text)
+    await ok(rig, "apply", "-f", "-", stdin=text + "context = 4096\n")
+    assert "context none -> 4096" in await ok(rig, "history", "a/b")
+    assert await ok(rig, "rollback", "a/b") == (
+        "a/b goes back from revision 2 to 1, until models are applied again: context 4096 -> none\n"
+    )
+    revisions = (await asked(rig, "history", "a/b"))["revisions"]
+    assert [(one["revision"], one["current"], one["changes"]) for one in revisions] == [
+        (2, False, []),
+        (1, True, ["context 4096 -> none"]),
+    ]
+    assert "from revision 1 to 2" in await ok(rig, "rollback", "a/b", "--to", "2")
+    failed = await call(rig, "rollback", "a/b", "--to", "9")
+    assert (failed.exit_code, "it can go back to 1" in failed.stderr) == (3, True)
 
 
 async def test_acknowledging_a_problem(rig: Rig) -> None:
@@ -182,6 +232,16 @@ async def test_a_file_that_cannot_be_meant_is_answered_with_its_place(rig: Rig, 
     [
         (["node", "node_a"], 3, "did you mean 'node-a'"),
         (["why", "nothing"], 3, "no model is called"),
+        (["replica", "tinny-0"], 3, "did you mean 'tiny-0'"),
+        (["scale", "tinny", "2"], 3, "did you mean 'tiny'"),
+        (["scale", "tiny", "10001"], 2, "give 0 to 10000"),
+        (["scale", "tiny", "--", "-1"], 2, "-1 is not in the range"),
+        (["scale", "tiny", "many"], 2, "'many' is not a valid integer"),
+        (["rollback", "tiny"], 4, "never had another profile"),
+        (["rollback", "nothing"], 3, "no model is called"),
+        (["history", "nothing"], 3, "no model is called"),
+        (["drain", "node-a", "--within", "soon"], 2, "is not a duration"),
+        (["drain", "node-a", "--within", "9d"], 2, "give 0 seconds to 7 days"),
         (["logs", "gpu-01"], 6, "no agent is connected for gpu-01"),
         (["logs", "node-a", "broken"], 8, "there is no source"),
         (["node", "forget", "node-a"], 4, "is connected"),

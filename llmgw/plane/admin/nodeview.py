@@ -14,6 +14,7 @@ from llmgw.plane.event import Event
 from llmgw.plane.expect import in_words
 from llmgw.plane.rates import rates as rates_of
 from llmgw.plane.world import DEFAULT, Inventory, Node, OpenProblem, Settings, Shard, Want, World, seen
+from llmgw.units import format_duration
 from llmgw.wire.agent import Register
 from llmgw.wire.api import (
     EventView,
@@ -248,7 +249,7 @@ def _awaits(view: ShardView, world: World, requests: int) -> str:
     if view.want == "stop":
         return "being stopped"
     if view.want == "drain":
-        left = f"{view.stop_in:.0f} s more at most" if view.stop_in is not None else "a moment more"
+        left = f"{format_duration(view.stop_in)} more at most" if view.stop_in is not None else "a moment more"
         serves = f"finishes {requests} request{'s' if requests != 1 else ''}" if requests else "finishes what it serves"
         return f"gets no new requests; {serves}, for {left}"
     unplaced = world.unplaced.get(ModelName(view.model))

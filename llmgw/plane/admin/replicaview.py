@@ -101,10 +101,17 @@ def _evidence(world: World, shards: Sequence[Shard], wall: float, settings: Sett
         known = world.evidence.get((a, b))
         if known is not None:
             age = max(0.0, wall - known.clock)
-            stale = age > settings.evidence
             found.append(
                 EvidenceView(
-                    a=a, b=b, clock=known.clock, age=age, stale=stale, good=known.good, bad=known.bad, text=known.text
+                    a=a,
+                    b=b,
+                    clock=known.clock,
+                    age=age,
+                    stale=age > settings.evidence,
+                    good=known.good,
+                    bad=known.bad,
+                    text=known.text,
+                    figures=known.figures,
                 )
             )
         elif _use_rdma(shards, (a, b)):

@@ -112,6 +112,7 @@ class Rig:
     directory: Path
     port: int
     carried: trio.Event  # the agent's stream has ended
+    store: MemoryStore  # the fleet's
 
     @property
     def url(self) -> str:
@@ -154,7 +155,8 @@ async def served(
     def clock() -> float:
         return NOW + trio.current_time() - started
 
-    fleet = Fleet(MemoryStore(), clock=clock)
+    store = MemoryStore()
+    fleet = Fleet(store, clock=clock)
     await fleet.load()
     fleet.world.set(shown or world())
     fleet.events.add("node-registered", "node:node-a", "node-a registered from 127.0.0.1", clock=time.time())
@@ -197,5 +199,5 @@ async def served(
 
         nursery.start_soon(carry)
         await attached.wait()
-        yield Rig(admin, fleet, hub, agent, directory, port, carried)
+        yield Rig(admin, fleet, hub, agent, directory, port, carried, store)
         nursery.cancel_scope.cancel()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import attrs
 from immutables import Map
 
 from llmgw.plane.world import (
     Counts,
+    Evidence,
     Failure,
     Inventory,
     Model,
@@ -14,10 +16,12 @@ from llmgw.plane.world import (
     Profile,
     Readings,
     Reason,
+    Revision,
     Shard,
     Stage,
     Stray,
     Unplaced,
+    Want,
     World,
 )
 from llmgw.wire.agent import Register, ShardStatus
@@ -302,6 +306,99 @@ def world() -> World:
     )
 
 
+def gang_spec(rank: int) -> ShardSpec:
+    """What vLLM on two nodes is started with."""
+    return ShardSpec(
+        engine="vllm",
+        engine_version="0.9.1",
+        model=ModelName("org/large"),
+        source="hf://org/large",
+        env={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth9"},
+        gpus=(GPU,),
+        rank=rank,
+        peers=("10.0.0.1", "127.0.0.1"),
+        ports={"master": 21000} if rank == 0 else {},
+        peer_ports=({"master": 21000}, {}),
+        network={"NCCL_IB_HCA": f"=mlx5_{rank}:1", "NCCL_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": "10.0.0.1"},
+        rdma=(f"mlx5_{rank}:1",),
+    )
+
+
+def gang_world(*, ready: bool = False) -> World:
+    """The same with a replica of two nodes, in its third attempt: its leader waits, or all serve over sockets."""
+    plain = world()
+    failed = Failure(1, WALL - 90, 1, "", "NCCL: unhandled system error", ("NCCL WARN Call to ibv_reg_mr failed",))
+    again = Failure(2, WALL - 30, None, "SIGKILL", "killed by SIGKILL", ("Killed",))
+    shards = plain.shards
+    for rank, node in enumerate(("gpu-01", "node-a")):
+        id = ShardId(f"org_large-0-{rank}")
+        status = None
+        if ready or rank:
+            status = ShardStatus(
+                shard=id,
+                replica=ReplicaId("org_large-0"),
+                model=ModelName("org/large"),
+                generation=3,
+                state=ShardState.READY if ready else ShardState.FETCHING,
+                port=20002 if rank == 0 else 0,
+                pid=800 + rank,
+                progress=None if ready else Progress("weights", 3 << 30, 4 << 30),
+                command=("vllm", "serve", "--node-rank", str(rank)),
+                network="NET/Socket" if ready else "",
+                warning="sockets are used where RDMA was meant" if ready and rank == 0 else "",
+            )
+        shards = shards.set(
+            id,
+            Shard(
+                id=id,
+                replica=ReplicaId("org_large-0"),
+                model=ModelName("org/large"),
+                rank=rank,
+                node=NodeId(node),
+                generation=3,
+                spec=gang_spec(rank),
+                revision=1,
+                why="both have the weights",
+                placed_clock=WALL - 25,
+                status=status,
+                status_at=NOW - 10 if status else None,
+                ready_at=NOW - 10 if ready else None,
+                want_at=NOW - 25,
+                restarts=2,
+                first_failure=failed if rank else None,
+                last_failure=again if rank == 0 else failed,
+            ),
+        )
+    profile = Profile(engine="vllm", engine_version="0.9.1", source="hf://org/large", nodes=2, context=4096)
+    before = Profile(engine="vllm", engine_version="0.9.0", source="hf://org/large", nodes=2)
+    model = Model(
+        name=ModelName("org/large"),
+        profile=profile,
+        revision=2,
+        history=(Revision(revision=1, profile=before, clock=WALL - 3600),),
+    )
+    pair = (NodeId("gpu-01"), NodeId("node-a"))
+    tested = Evidence(
+        clock=WALL - 7200,
+        bad=("gpu-01 mlx5_0/1",),
+        good=("node-a mlx5_1/1",),
+        text="1 of 2 rails is far below its ceiling",
+        figures={"gpu-01 mlx5_0/1": "12 Gb/s of 400"},
+    )
+    return attrs.evolve(plain, shards=shards, models=plain.models.set(model.name, model), evidence=Map({pair: tested}))
+
+
+def draining_world() -> World:
+    """The same with node-a being drained: one replica stays for want of room, one finishes, a stray is stopped."""
+    plain = gang_world(ready=True)
+    node = attrs.evolve(plain.nodes[NodeId("node-a")], draining=True, drain_within=600.0)
+    shards = plain.shards
+    for rank in range(2):
+        shard = shards[ShardId(f"org_large-0-{rank}")]
+        shards = shards.set(shard.id, attrs.evolve(shard, want=Want.DRAIN, want_at=NOW - 100))
+    return attrs.evolve(plain, nodes=plain.nodes.set(node.id, node), shards=shards)
+
+
 def evil_world() -> World:
     """The same with text that a careless page would run."""
     plain = world()
@@ -309,8 +406,6 @@ def evil_world() -> World:
     evil = OpenProblem(
         Problem(subject="node", code="evil", grade=Grade.WARN, text=EVIL, remedy=EVIL), NOW - 1, NOW, WALL - 1
     )
-    import attrs
-
     return attrs.evolve(
         plain, nodes=plain.nodes.set(node.id, attrs.evolve(node, problems=node.problems.set(("node", "evil"), evil)))
     )

@@ -18,12 +18,13 @@ from llmgw import pki
 from llmgw.errors import AgentGone
 from llmgw.pki import Role
 from llmgw.plane.admin.connection import GONE_WITHIN
+from llmgw.plane.fleet import Fleet
 from llmgw.plane.own import ADMIN_TOKEN, CA
 from llmgw.plane.stream import AgentStream
 from llmgw.wire.agent import Register
 from llmgw.wire.api import ErrorReply, LogsReplyView, NodesReply, StatusReply
 from llmgw.wire.control import Pace
-from llmgw.wire.facts import NodeId
+from llmgw.wire.facts import ModelName, NodeId
 from tests.fakes.frames import pair
 from tests.plane.admin.rig import Rig, served
 
@@ -215,6 +216,52 @@ async def test_an_operator_steers_a_node(rig: Rig, verbs: list[str], cordoned: b
             assert (await http.post(f"/api/v1/nodes/node-a/{verb}")).status_code == 200
     node = rig.fleet.world.value.nodes[NodeId("node-a")]
     assert (node.cordoned, node.draining) == (cordoned, draining)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"within": null}', b'{"within": 600}'])
+async def test_a_drain_may_be_asked_for_with_or_without_a_deadline(rig: Rig, body: bytes) -> None:
+    async with rig.client() as http:
+        assert (await http.post("/api/v1/nodes/node-a/drain", content=body)).status_code == 200
+        row = (await http.get("/api/v1/nodes/node-a")).json()["node"]
+    assert (row["draining"], row["drained"], row["drain_within"]) == (True, False, 600.0 if b"600" in body else None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("nodes/node-a/drain", b'{"within": -1}'),
+        ("nodes/node-a/drain", b'{"within": 1e300}'),
+        ("nodes/node-a/drain", b'{"wihtin": 1}'),
+        ("models/tiny/scale", b""),
+        ("models/tiny/scale", b'{"replicas": -1}'),
+        ("models/tiny/scale", b'{"replicas": 1.5}'),
+        ("models/tiny/scale", b'{"replicas": "2"}'),
+        ("models/tiny/rollback", b'{"revision": "one"}'),
+    ],
+)
+async def test_what_cannot_be_meant_changes_nothing(rig: Rig, path: str, body: bytes) -> None:
+    before = rig.fleet.world.value.version
+    async with rig.client() as http:
+        assert error(await http.post(f"/api/v1/{path}", content=body)) == (400, "bad-input")
+    assert rig.fleet.world.value.version == before
+
+
+async def test_names_of_models_with_a_slash_reach_their_model(rig: Rig) -> None:
+    text = '[[models]]\nname = "org/scale"\nengine = "llamacpp"\nsource = "/m"\n'
+    async with rig.client() as http:
+        await http.post("/api/v1/apply", content=text)
+        for path in ("models/org/scale/scale", "models/org%2Fscale/scale"):
+            assert (await http.post(f"/api/v1/{path}", json={"replicas": 4})).status_code == 200
+        history = (await http.get("/api/v1/models/org%2Fscale/history")).json()
+    assert (history["model"], history["revision"]) == ("org/scale", 1)
+
+
+async def test_a_scale_outlives_a_restart_of_the_plane(rig: Rig) -> None:
+    async with rig.client() as http:
+        await http.post("/api/v1/models/tiny/scale", json={"replicas": 7})
+    later = Fleet(rig.store)
+    await later.load()
+    assert later.world.value.models[ModelName("tiny")].replicas == 7
 
 
 async def test_labels_are_set_and_taken_away(rig: Rig) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,19 +15,21 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 
-from llmgw.errors import NotFound
+from llmgw.errors import BadInput, NotFound
 from llmgw.plane.admin import views
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.admin.shardview import least_advanced
 from llmgw.plane.events import Event
-from llmgw.plane.world import Frozen, World
+from llmgw.plane.world import Failure, Frozen, World
 from llmgw.wire import api
-from llmgw.wire.facts import ModelName, ShardState
-from tests.plane.admin.sample import NOW, WALL, world
+from llmgw.wire.facts import ModelName, ReplicaId, ShardId, ShardState
+from tests.plane.admin.sample import NOW, WALL, draining_world, gang_world, world
 
 GOLDEN = Path(__file__).parent / "golden"
 TRAFFIC = Traffic({"tiny-0": 3}, {"requests": 12})
+BUSY = Traffic({"org_large-0": 2})
 FLAPPED = Event(kind="port-changed", subject="node:gpu-01", text="gpu-01 mlx5_0/1: ACTIVE -> DOWN", clock=WALL, id=6)
 HAPPENED = Event(kind="node-lost", subject="node:node-b", text="node-b is lost", clock=WALL, id=7)
 
@@ -46,6 +49,13 @@ ANSWERS: dict[str, Callable[[World], msgspec.Struct]] = {
     "models": lambda w: views.models(w, NOW, WALL),
     "replicas": lambda w: views.replicas(w, NOW, WALL, TRAFFIC),
     "problems": lambda w: views.problems(w, NOW),
+    "replica-one": lambda w: views.replica(w, NOW, WALL, "tiny-0", TRAFFIC),
+    "replica-waits": lambda w: views.replica(gang_world() if w.nodes else w, NOW, WALL, "org/large", TRAFFIC),
+    "replica-warned": lambda w: views.replica(
+        gang_world(ready=True) if w.nodes else w, NOW, WALL, "org_large-0-1", TRAFFIC
+    ),
+    "node-draining": lambda w: views.node(draining_world() if w.nodes else w, NOW, "node-a", (), BUSY),
+    "history": lambda w: views.history(gang_world() if w.nodes else w, "org/large"),
     "why": lambda w: views.why(w, NOW, WALL, "big"),
     "overview": lambda w: msgspec.structs.replace(
         views.overview(w, NOW, WALL, plane="p", since=NOW - 60, traffic=TRAFFIC, latest=7, events=[HAPPENED]),
@@ -81,7 +91,7 @@ def test_a_client_reads_an_answer_of_an_older_and_of_a_newer_plane(kind: type[ms
 
 def test_an_empty_world_has_every_answer() -> None:
     for name, answer in ANSWERS.items():
-        if name.startswith("node-") or name == "why":
+        if name.startswith(("node-", "replica-")) or name in ("why", "history"):
             with pytest.raises(NotFound):
                 answer(World())
         else:
@@ -142,3 +152,126 @@ def test_a_replica_is_ready_only_when_every_shard_is(states: list[ShardState]) -
 
 def test_a_view_of_nothing_is_unknown() -> None:
     assert least_advanced([]) is ShardState.UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["tiny-0", "tiny-0-0", "tiny", "tin"])
+def test_a_replica_is_found_by_its_id_a_shard_its_model_or_a_beginning(name: str) -> None:
+    assert views.replica(world(), NOW, WALL, name, TRAFFIC).replica.id == "tiny-0"
+
+
+def two() -> World:
+    here = world()
+    other = attrs.evolve(here.shards[ShardId("tiny-0-0")], id=ShardId("tiny-10-0"), replica=ReplicaId("tiny-10"))
+    return attrs.evolve(here, shards=here.shards.set(other.id, other))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("tiny", BadInput, "there are 2 replicas of it: say which: tiny-0, tiny-10"),
+        ("tin", BadInput, "there are 2 replicas that begin so: say which: tiny-0, tiny-10"),
+        ("tiny-2", NotFound, "no replica is called 'tiny-2': did you mean 'tiny-0'"),
+        ("", NotFound, "no replica is called ''"),
+        ("zzz", NotFound, "`llmgw ctl replicas` lists all"),
+    ],
+)
+def test_a_name_that_is_not_one_replica_is_answered_with_those_that_could_be_meant(
+    name: str, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(words)):
+        views.replica(two(), NOW, WALL, name, TRAFFIC)
+
+
+def test_an_exact_id_wins_over_longer_ones_that_begin_with_it() -> None:
+    here = two()
+    assert views.replica(here, NOW, WALL, "tiny-1", TRAFFIC).replica.id == "tiny-10"
+    first = attrs.evolve(here.shards[ShardId("tiny-0-0")], id=ShardId("tiny-1-0"), replica=ReplicaId("tiny-1"))
+    here = attrs.evolve(here, shards=here.shards.set(first.id, first))
+    assert views.replica(here, NOW, WALL, "tiny-1", TRAFFIC).replica.id == "tiny-1"
+
+
+def test_a_leader_that_is_not_told_yet_waits_for_its_followers() -> None:
+    reply = views.replica(gang_world(), NOW, WALL, "org/large", TRAFFIC)
+    assert reply.waiting == ("org_large-0-0: its followers: org_large-0-1 on node-a (fetching, 75 %)",)
+    assert (reply.replica.state, reply.replica.nodes) == ("starting", ("gpu-01", "node-a"))
+    assert (reply.replica.revision, reply.wanted_revision, reply.replica.outdated) == (1, 2, True)
+
+
+def test_the_first_failure_is_the_one_that_came_first_whichever_member_had_it() -> None:
+    reply = views.replica(gang_world(), NOW, WALL, "org/large", TRAFFIC)
+    assert reply.first is not None
+    assert reply.last is not None
+    assert (reply.first.shard, reply.first.failure.generation) == ("org_large-0-1", 1)
+    assert (reply.last.shard, reply.last.failure.generation) == ("org_large-0-0", 2)
+    assert reply.first.log == "llmgw ctl logs node-a org_large-0-1 --run 1"
+
+
+def test_what_the_profile_says_wins_over_what_the_plane_wrote_and_both_are_shown() -> None:
+    member = views.replica(gang_world(), NOW, WALL, "org/large", TRAFFIC).members[0]
+    shown = {one.name: (one.value, one.by, one.instead) for one in member.environment}
+    assert shown["NCCL_SOCKET_IFNAME"] == ("eth9", "profile", "eth0")
+    assert shown["NCCL_IB_HCA"] == ("=mlx5_0:1", "plane", "")
+    assert "NCCL_DEBUG" not in shown
+
+
+def test_a_test_that_is_too_old_is_stale_and_one_that_never_was_is_shown() -> None:
+    here = gang_world()
+    (tested,) = views.replica(here, NOW, WALL, "org/large", TRAFFIC).evidence
+    assert (tested.age, tested.stale, tested.bad) == (7200.0, False, ("gpu-01 mlx5_0/1",))
+    (tested,) = views.replica(here, NOW, WALL + 8 * 86400, "org/large", TRAFFIC).evidence
+    assert tested.stale
+    (never,) = views.replica(attrs.evolve(here, evidence=Map()), NOW, WALL, "org/large", TRAFFIC).evidence
+    assert (never.a, never.b, never.age) == ("gpu-01", "node-a", None)
+
+
+def test_what_a_draining_node_still_has_says_what_it_waits_for() -> None:
+    reply = views.node(draining_world(), NOW, "node-a", (), BUSY)
+    assert {one.shard: (one.in_flight, one.stop_in, one.text) for one in reply.leaving} == {
+        "tiny-0-0": (None, None, "serves until its replacement is ready"),
+        "org_large-0-1": (2, 500.0, "gets no new requests; finishes 2 requests, for 8m 20s more at most"),
+        "old-0-0": (None, None, "being stopped"),
+    }
+    assert (reply.node.draining, reply.node.drained, reply.node.drain_within) == (True, False, 600.0)
+
+
+def test_a_node_is_drained_when_neither_shards_nor_strays_are_left() -> None:
+    here = draining_world()
+    nodes = {row.id: row.drained for row in views.nodes(attrs.evolve(here, shards=Map()), NOW).nodes}
+    assert nodes["node-a"] is False  # a stray runs
+    nodes = {row.id: row.drained for row in views.nodes(attrs.evolve(here, shards=Map(), strays=Map()), NOW).nodes}
+    assert nodes == {"node-a": True, "gpu-01": False, "node-b": False}
+
+
+def test_a_change_of_a_model_says_how_far_it_is_and_what_pauses_it() -> None:
+    here = gang_world(ready=True)
+    model = {one.name: one for one in views.models(here, NOW, WALL).models}["org/large"]
+    assert (model.rollout, model.paused, model.updated) == ("0 of 1 replicas have revision 2", "", 0)
+    new = attrs.evolve(
+        here.shards[ShardId("tiny-0-0")],
+        id=ShardId("org_large-1-0"),
+        replica=ReplicaId("org_large-1"),
+        model=ModelName("org/large"),
+        revision=2,
+        restarts=2,
+        status=None,
+        last_failure=Failure(2, WALL, 1, "", "out of memory"),
+    )
+    here = attrs.evolve(here, shards=here.shards.set(new.id, new))
+    model = {one.name: one for one in views.models(here, NOW, WALL).models}["org/large"]
+    assert model.paused == "replica org_large-1 of revision 2 failed 2 times in a row: out of memory"
+    assert (model.rollout, model.updated) == ("0 of 1 replicas have revision 2, 1 on the way", 1)
+
+
+def test_a_model_that_is_unloaded_wants_nothing_and_says_what_loads_it() -> None:
+    here = world()
+    name = ModelName("tiny")
+    idle = msgspec.structs.replace(here.models[name], idle=600.0)
+    here = attrs.evolve(here, models=here.models.set(name, idle), shards=Map())
+    shown = {one.name: one for one in views.models(here, NOW, WALL).models}["tiny"]
+    assert (shown.wanted, shown.replicas, shown.unloaded, shown.idle_in) == (0, 1, True, None)
+    assert shown.reason == "unloaded: nobody has asked for it yet; a request loads it"
+    here = attrs.evolve(here, asked=Map({name: NOW - 100}))
+    shown = {one.name: one for one in views.models(here, NOW, WALL).models}["tiny"]
+    assert (shown.wanted, shown.unloaded, shown.idle_in) == (1, False, 500.0)
+    long = {one.name: one for one in views.models(here, NOW + 5000, WALL).models}["tiny"]
+    assert long.reason == "unloaded: nobody has asked for it for 10m; a request loads it"

@@ -73,7 +73,7 @@ function host(node) {
 function show(node) {
   const row = node.node, index = new Map(node.gpus.map(g => [g.uuid, g.index ?? g.uuid]));
   sums([
-    ["Stage", row.stage, [row.connected ? "" : "no stream", row.draining ? "draining" : row.cordoned ? "cordoned" : "",
+    ["Stage", row.stage, [row.connected ? "" : "no stream", row.drained ? "drained" : row.draining ? "draining" : row.cordoned ? "cordoned" : "",
       row.heard_age == null ? "never heard" : `heard ${span(row.heard_age)} ago`].filter(Boolean).join(", ")],
     ["Problems", total(row.problems), counted(row.problems) || "none open"],
     ["GPUs", row.gpus, row.gpus ? row.gpu_names.join(", ") : node.why_no_gpus],
@@ -106,8 +106,11 @@ function show(node) {
     { n: gbps(p.received_bytes_per_second) }, { n: gbps(p.sent_bytes_per_second) },
     p.netdev, { n: p.mtu ?? "" }, { n: p.lid ?? "" }, p.nearest_gpus.map(uuid => index.get(uuid) ?? uuid).join(", "), pcie(p), p.firmware,
   ], "No RDMA adapters.");
+  const leaving = new Map(node.leaving.map(one => [one.shard, one.text]));
   table("shards", [...node.shards, ...node.strays], s => s.id, s => [
-    s.id, [mark(s.state), s.want === "run" ? "" : `to ${s.want}`], { n: span(s.state_age) }, { n: s.port ?? "" }, { n: s.pid ?? "" },
+    s.id, [mark(s.state), s.warning ? mark(s.warning, "bad") : "",
+      [s.want === "run" ? "" : `to ${s.want}`, leaving.get(s.id)].filter(Boolean).join("; ")],
+    { n: span(s.state_age) }, { n: s.port ?? "" }, { n: s.pid ?? "" },
     { n: percent(s.cpu_percent) }, { n: bytes(s.rss_bytes) }, { n: s.restarts || "" }, s.last_failure?.cause ?? "",
   ], "No shard is placed here.");
   table("host", host(node), ([name]) => name, pair => pair, "Nothing is known.");

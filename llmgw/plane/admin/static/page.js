@@ -23,7 +23,7 @@ function show(all) {
   ], "");
   table("nodes", all.nodes, n => n.id, n => [
     linked(n.id),
-    [mark(n.stage), n.connected ? "" : mark("no stream", "wait"), n.draining ? mark("draining") : n.cordoned ? mark("cordoned") : ""],
+    [mark(n.stage), n.connected ? "" : mark("no stream", "wait"), n.drained ? mark("drained", "good") : n.draining ? mark("draining") : n.cordoned ? mark("cordoned") : ""],
     { n: n.heard_age == null ? "never" : span(n.heard_age) + " ago" },
     n.address,
     n.engines.map(e => [e.engine, e.version, e.state && e.state !== "installed" ? `(${e.state})` : ""].filter(Boolean).join(" ")).join(", "),
@@ -36,16 +36,20 @@ function show(all) {
     n.version,
   ], "No node has joined: llmgw ctl token create, then llmgw-node join on the machine.");
   table("models", all.models, m => m.name, m => [
-    m.name, m.engine, { n: m.ready }, { n: m.placed }, { n: m.wanted },
-    [m.ready >= m.wanted && m.wanted ? mark("complete", "good") : "", [m.reason, m.smallest_change].filter(Boolean).join(" — ")],
+    m.name, m.engine, { n: m.ready }, { n: m.placed }, { n: m.unloaded ? `${m.wanted} of ${m.replicas}` : m.wanted },
+    [m.paused ? mark("paused", "bad") : "", [m.rollout, m.paused].filter(Boolean).join(" — ")],
+    [m.ready >= m.wanted && m.wanted ? mark("complete", "good") : m.unloaded ? mark("unloaded") : "",
+      [m.reason, m.smallest_change].filter(Boolean).join(" — ")],
   ], "No model is wanted: llmgw ctl apply -f models.toml");
   table("replicas", all.replicas, r => r.id, r => {
     const load = name => r.shards.some(s => s[name] != null) ? r.shards.reduce((sum, s) => sum + (s[name] ?? 0), 0) : null;
     const progress = r.shards.map(s => s.progress).find(Boolean);
     return [
       r.id,
-      [mark(r.state), progress ? `${progress.what} ${bytes(progress.done)}${progress.total ? " of " + bytes(progress.total) : ""}` : ""],
-      r.nodes.join(", "), { n: r.port ?? "" }, { n: span(r.age) }, { n: r.restarts },
+      [mark(r.state), r.outdated ? mark("outdated", "wait") : "", r.warning ? mark(r.warning, "bad") : "",
+        progress ? `${progress.what} ${bytes(progress.done)}${progress.total ? " of " + bytes(progress.total) : ""}` : "",
+        !progress && r.waiting ? `waits for ${r.waiting}` : ""],
+      r.nodes.flatMap((node, at) => at ? ["+", linked(node)] : [linked(node)]), { n: r.port ?? "" }, { n: span(r.age) }, { n: r.restarts },
       { n: percent(load("cpu_percent")) }, { n: bytes(load("rss_bytes")) }, { n: r.in_flight ?? "" }, r.cause,
     ];
   }, "No replica is placed.");

@@ -1,0 +1,142 @@
+"""One replica on one screen, and a model's past: everything that is known is there, whatever the width."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+
+from llmgw.ctl import modeltables, nodetables, tables
+from llmgw.ctl.client import Answer
+from llmgw.plane.admin import views
+from llmgw.plane.admin.seams import Traffic
+from llmgw.plane.world import World
+from llmgw.wire.api import AttemptView, FailureView, MemberView, ReplicaReply, ShardView
+from tests.plane.admin.sample import NOW, WALL, draining_world, gang_world, world
+
+Table = Callable[[Answer, int], RenderableType]
+
+
+def drawn(value: msgspec.Struct, table: Table, width: int = 200) -> str:
+    out = Console(file=io.StringIO(), width=width, color_system=None)
+    out.print(table(Answer(msgspec.json.encode(value)), width))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def one(world: World, name: str) -> ReplicaReply:
+    return views.replica(world, NOW, WALL, name, Traffic({"org_large-0": 4}))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gpu-01+node-a",
+        "1 (outdated: 2 is wanted)",
+        "2 times in a row",
+        "org_large-0-0: its followers: org_large-0-1 on node-a (fetching, 75 %)",
+        "fetching weights 3.0 GiB of 4.0 GiB",
+        "master 21000",
+        "mlx5_0:1",
+        "nothing yet",
+        "NCCL_SOCKET_IFNAME  eth9       eth0 (the profile says so)",
+        "gpu-01 mlx5_0/1 (12 Gb/s of 400)",
+        "2h ago",
+        "NCCL WARN Call to ibv_reg_mr failed",
+        "`llmgw ctl logs node-a org_large-0-1 --run 1`",
+        "`llmgw ctl logs gpu-01 org_large-0-0 --run 2`",
+        "org_large-0-1: vllm serve --node-rank 1",
+    ],
+)
+def test_a_replica_of_two_nodes_shows_what_it_is_and_what_it_waits_for(words: str) -> None:
+    assert words in drawn(one(gang_world(), "org/large"), modeltables.replica)
+
+
+@pytest.mark.parametrize(
+    "words", ["ready for 10s", "10.0.0.1:20002", "in flight   4", "NET/Socket", "sockets are used where RDMA was meant"]
+)
+def test_a_fall_back_to_sockets_is_shown_beside_what_was_meant(words: str) -> None:
+    assert words in drawn(one(gang_world(ready=True), "org/large"), modeltables.replica)
+
+
+def test_a_variable_that_all_members_have_alike_stands_once() -> None:
+    shown = drawn(one(gang_world(), "org/large"), modeltables.replica)
+    assert shown.count("VLLM_HOST_IP") == 1
+    assert shown.count("NCCL_IB_HCA") == 2
+
+
+def test_a_replica_of_one_node_says_nothing_of_a_network() -> None:
+    shown = drawn(one(world(), "tiny-0"), modeltables.replica)
+    assert "tiny-0-0: llama-server --port 20001" in shown
+    for title in ("What they reach", "Environment", "Bandwidth"):
+        assert title not in shown
+
+
+def test_one_failure_is_shown_once_and_as_what_it_is() -> None:
+    attempt = AttemptView(
+        shard="a-0-0", node="n", failure=FailureView(generation=3, exit_code=7, lines=("bad\x1b[31m",))
+    )
+    member = MemberView(shard=ShardView(id="a-0-0", node="n"))
+    shown = drawn(ReplicaReply(members=(member,), restarts=1, first=attempt, last=attempt), modeltables.replica)
+    assert shown.count("generation 3") == 1
+    assert "exit status 7" in shown
+    assert "none known" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_replica_whose_model_is_gone_says_so() -> None:
+    reply = msgspec.structs.replace(one(gang_world(), "org/large"), wanted_revision=None)
+    reply = msgspec.structs.replace(reply, replica=msgspec.structs.replace(reply.replica, outdated=False))
+    assert "(its model is wanted no more)" in drawn(reply, modeltables.replica)
+
+
+def test_an_answer_of_an_older_plane_is_drawn() -> None:
+    assert "state" in drawn(ReplicaReply(), modeltables.replica)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_names_stay_whole_in_a_narrow_terminal(width: int) -> None:
+    shown = "".join(drawn(one(gang_world(), "org/large"), modeltables.replica, width).split())
+    assert "org_large-0-1" in shown
+    assert "NCCL_IB_HCA" in shown
+
+
+def test_a_models_past_is_told_by_what_changed() -> None:
+    shown = drawn(views.history(gang_world(), "org/large"), modeltables.history)
+    for words in ("engine_version 0.9.0 -> 0.9.1", "context none -> 4096", "the oldest that is kept", "now"):
+        assert words in shown
+
+
+def test_replicas_are_a_line_each_and_their_members_on_request() -> None:
+    reply = views.replicas(gang_world(), NOW, WALL, Traffic())
+    assert len(drawn(reply, tables.replicas, 400).splitlines()) == 4
+    assert "gpu-01+node-a" in drawn(reply, tables.replicas)
+    assert [line.split()[0] for line in drawn(reply, tables.members).splitlines()] == [
+        "SHARD",
+        "big-0-0",
+        "org_large-0-0",
+        "org_large-0-1",
+        "tiny-0-0",
+    ]
+
+
+def test_a_paused_change_says_why_beside_its_model() -> None:
+    reply = views.models(gang_world(), NOW, WALL)
+    paused = msgspec.structs.replace(reply.models[1], paused="replica x failed twice", unloaded=True, wanted=0)
+    shown = drawn(msgspec.structs.replace(reply, models=(paused,)), tables.models)
+    assert "paused: replica x failed twice; 0 of 1 replicas have revision 2" in shown
+    assert "0 of 1, unloaded" in shown
+
+
+def test_a_draining_node_shows_what_is_left_and_an_empty_one_is_drained() -> None:
+    here = draining_world()
+    assert "draining (2 left)" in drawn(views.nodes(here, NOW), tables.nodes)
+    shown = drawn(views.node(here, NOW, "node-a"), nodetables.node)
+    assert "Still to leave" in shown
+    assert "what leaves may finish requests for 10m" in shown
+    nodes = views.nodes(here, NOW).nodes
+    empty = msgspec.structs.replace(nodes[1], shards=0, drained=True)
+    assert "ready drained" in drawn(msgspec.structs.replace(views.nodes(here, NOW), nodes=(empty,)), tables.nodes)
