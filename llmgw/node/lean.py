@@ -39,4 +39,5 @@ def _shorter(register: Register) -> Iterator[Register]:
         address=register.address,
         shards=bare,
         epoch=register.epoch,
+        engine_ports=register.engine_ports,
     )

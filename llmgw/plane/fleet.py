@@ -17,7 +17,8 @@ from immutables import Map
 
 from llmgw.cell import Cell
 from llmgw.errors import BadInput, LlmgwError, Unavailable
-from llmgw.plane import converge, drains, idle, operate
+from llmgw.plane import converge, drains, evidence, idle, operate
+from llmgw.plane.bandwidth import history
 from llmgw.plane.clones import Displacements, host_of
 from llmgw.plane.event import Event
 from llmgw.plane.events import Events
@@ -31,6 +32,7 @@ from llmgw.plane.steps import Plan, enact, told
 from llmgw.plane.store import Store
 from llmgw.plane.store.records import EPOCH, MODELS, NODES, RETIRED, SHARDS, Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Node, Settings, Unplaced, Want, World
+from llmgw.rdma.results import PairResult
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.control import ControlMessage, Pace
 from llmgw.wire.facts import EngineInstall, ModelName, NodeId, ReplicaId
@@ -234,6 +236,10 @@ class Fleet:
         await self._change(change)
         self._streams.pop(node, None)
 
+    def tested(self, result: PairResult) -> None:
+        """A bandwidth test has ended: from now on placement knows of it."""
+        self._take(evidence.tested(self.world.value, result, self._clock(), self._wall()), ())
+
     async def load(self) -> None:
         """What the store holds, and a new epoch. Nodes are expected back, and nothing is placed before (D3)."""
         values: dict[str, bytes] = {}
@@ -249,7 +255,10 @@ class Fleet:
         self.epoch = epoch
         now, clock = self._clock(), self._wall()
         self._stored.loaded(values)
-        self._take(*started(world_of(values, now, clock), now, clock, self._settings))
+        world = world_of(values, now, clock)
+        known_tests = evidence.of_history(await history.every(self._store), now, clock, self._settings)
+        world = attrs.evolve(world, evidence=known_tests)
+        self._take(*started(world, now, clock, self._settings))
 
     # The loop ---------------------------------------------------------------------------------------------
 
@@ -262,6 +271,7 @@ class Fleet:
             if begun - self._compared_at >= EVERY:
                 self._compared_at = begun
                 self._take(*self._expectations.judge(self.world.value, begun, self._wall()))
+                self._take(evidence.aged(self.world.value, begun, self._settings), ())
             try:
                 await self._decide(begun)
             except LlmgwError as error:

@@ -267,7 +267,14 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
         traffic=lambda: Traffic(in_flight=plane.in_flight.all(), elsewhere=elsewhere),
         name=settings.name,
         agents_url=settings.agents_url,
-        bandwidth=Desk(plane.hub, plane.store, plane.fleet.world, plane.in_flight.all, maps=plane.fabrics),
+        bandwidth=Desk(
+            plane.hub,
+            plane.store,
+            plane.fleet.world,
+            plane.in_flight.all,
+            maps=plane.fabrics,
+            tested=plane.fleet.tested,
+        ),
         fabrics=FabricDesk(plane.fabrics, lambda: plane.fleet.world.value),
     )
     nursery.start_soon(plane.fleet.run, plane.hub)

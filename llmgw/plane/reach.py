@@ -112,8 +112,11 @@ class Reach:
             }
         return self._fresh
 
-    def age(self, test: Evidence) -> float | None:
-        return None if test.at is None else max(0.0, self.now - test.at)
+    def age(self, test: Evidence, end: str = "") -> float | None:
+        """How long ago a pair was tested, or one end of its rails; None where that is not known."""
+        if test.at is None:
+            return None
+        return max(0.0, self.now - test.at + test.clock - test.since.get(end, test.clock))
 
     def foes(self, way: Way) -> _Pairs:
         """By node: the nodes that it does not reach well over the rails of this way, by a test."""
@@ -134,7 +137,8 @@ class Reach:
             if (node := self.world.nodes.get(name)) is not None
             for rail in self.rails(node, way)
         }
-        return tuple(end for end in test.bad if end in ours)
+        most = self.settings.evidence
+        return tuple(end for end in test.bad if end in ours and (self.age(test, end) or 0.0) <= most)
 
     def friends(self, way: Way) -> _Pairs:
         """By node: the nodes that it reaches well by a test in which nothing was bad."""

@@ -316,6 +316,7 @@ class Evidence(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     at: float | None = None
     figures: dict[str, str] = {}  # of bad ends: "12 Gb/s of 400"
+    since: dict[str, float] = {}  # of ends that this test left out: the clock of the one that they were in
 
 
 class Learned(Struct, frozen=True, kw_only=True, omit_defaults=True):

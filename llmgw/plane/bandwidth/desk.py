@@ -18,7 +18,7 @@ from llmgw.plane.bandwidth.pair import Asks, Runner, Say
 from llmgw.plane.bandwidth.plan import known, plan, sane, serving
 from llmgw.plane.store import Store
 from llmgw.plane.world import World
-from llmgw.rdma.results import Note, PairResult, Parameters
+from llmgw.rdma.results import Line, Note, PairResult, Parameters
 from llmgw.wire.facts import NodeId
 
 #: Seconds between two looks at whether requests are in flight.
@@ -30,7 +30,8 @@ Work = Callable[[Say], Awaitable[None]]
 
 @attrs.define
 class Desk:
-    """Bandwidth tests of one plane. `in_flight` counts the gateway's requests by replica."""
+    """Bandwidth tests of one plane. `in_flight` counts the gateway's requests by replica; `tested` hears each result
+    of a pair as soon as it is stored."""
 
     hub: Asks
     store: Store
@@ -38,6 +39,7 @@ class Desk:
     in_flight: Callable[[], Mapping[str, int]] = dict
     maps: Maps | None = None
     wall: Callable[[], float] = time.time
+    tested: Callable[[PairResult], None] | None = None
     _testing: set[str] = attrs.field(factory=set)
 
     def pair(
@@ -54,7 +56,7 @@ class Desk:
                 made = plan(self.world.value, a, b, parameters, force=force or when_idle is not None)
                 result = await Runner(self.hub, self.wall).pair(made, say)
                 await history.keep(self.store, result)
-                say(result)
+                self._hearing(say)(result)
 
         return work
 
@@ -69,7 +71,7 @@ class Desk:
             with self._only(nodes):
                 routes = own_ends if self.maps is None else await mapped(self.maps, self.world.value, say)
                 runner = Runner(self.hub, self.wall)
-                say(await FleetTest(runner, self.store, self.world, order, say, routes).run())
+                say(await FleetTest(runner, self.store, self.world, order, self._hearing(say), routes).run())
 
         return work
 
@@ -80,6 +82,16 @@ class Desk:
     async def latest(self) -> tuple[PairResult, ...]:
         """Each pair's newest result."""
         return tuple((await history.latest(self.store)).values())
+
+    def _hearing(self, say: Say) -> Say:
+        """What is said, once `tested` has heard of it where it is a pair's result."""
+
+        def said(line: Line) -> None:
+            if isinstance(line, PairResult) and self.tested is not None:
+                self.tested(line)
+            say(line)
+
+        return said
 
     @contextmanager
     def _only(self, nodes: Iterable[str]) -> Iterator[None]:

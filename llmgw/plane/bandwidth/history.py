@@ -44,6 +44,11 @@ async def between(store: Store, a: str, b: str) -> tuple[PairResult, ...]:
     return tuple(reversed(_read((await store.load(place(a, b))).values)))
 
 
+async def every(store: Store) -> tuple[PairResult, ...]:
+    """All results that are kept."""
+    return tuple(_read((await store.load(PREFIX)).values))
+
+
 async def latest(store: Store) -> dict[Match, PairResult]:
     """The newest result of each pair."""
     found: dict[Match, PairResult] = {}
