@@ -266,35 +266,30 @@ def without(world: World, ids: Iterable[ShardId]) -> World:
         shards = shards.delete(id)
         node = nodes.get(shard.node)
         if node is not None:
-            nodes = nodes.set(node.id, given_back(node, shard))
+            nodes = nodes.set(node.id, given_back(node, shard.id, shard.spec.gpus))
     return attrs.evolve(world, shards=shards, nodes=nodes)
 
 
-def given_back(node: Node, shard: Shard) -> Node:
+def given_back(node: Node, shard: ShardId, gpus: Collection[str]) -> Node:
     """A node on which a shard's processes have ended: memory and GPUs are free again."""
     load, loads = node.load, node.shard_loads
-    if shard.id in loads:
+    if shard in loads:
         if load is not None and load.memory_available_bytes:
-            free = load.memory_available_bytes + loads[shard.id].rss_bytes
+            free = load.memory_available_bytes + loads[shard].rss_bytes
             load = replace(load, memory_available_bytes=free)
-        loads = loads.delete(shard.id)
-    processes, gpus = node.gpu_processes, node.gpu_loads
-    if shard.spec.gpus:
-        held = set(shard.spec.gpus)
-        processes = tuple(p for p in processes if p.shard != shard.id)
-        foreign: dict[str, int] = {}
+        loads = loads.delete(shard)
+    held = {*gpus, *(process.gpu for process in node.gpu_processes if process.shard == shard)}
+    processes, measured = node.gpu_processes, node.gpu_loads
+    if held:
+        processes = tuple(process for process in processes if process.shard != shard)
+        rest = dict.fromkeys(held, 0)
         for process in processes:
-            if not process.shard:
-                foreign[process.gpu] = foreign.get(process.gpu, 0) + (process.memory_bytes or 0)
-        emptied = {u: replace(gpus[u], memory_used_bytes=foreign.get(u, 0)) for u in held if u in gpus}
-        gpus = gpus.update(emptied)
-    return attrs.evolve(node, load=load, shard_loads=loads, gpu_processes=processes, gpu_loads=gpus)
-
-
-# A machine more ----------------------------------------------------------------------------------------------
-
-#: The name under which a machine stands that is not there yet.
-NEW = NodeId("\N{HORIZONTAL ELLIPSIS}new")
+            if process.gpu in rest:
+                rest[process.gpu] += process.memory_bytes or 0
+        measured = measured.update(
+            {uuid: replace(measured[uuid], memory_used_bytes=used) for uuid, used in rest.items() if uuid in measured}
+        )
+    return attrs.evolve(node, load=load, shard_loads=loads, gpu_processes=processes, gpu_loads=measured)
 
 
 def bad_problems(node: Node, subject: str) -> tuple[str, ...]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 from msgspec import Struct
 
 from llmgw.errors import NotFound
+from llmgw.plane import idle
 from llmgw.plane.changes import Change, in_words
+from llmgw.plane.changes import without as changed_without
 from llmgw.plane.cheapest import cheapest
 from llmgw.plane.checks import Need
+from llmgw.plane.gang import Replica, mates, replicas
 from llmgw.plane.nearest import beyond, nearest, smallest
 from llmgw.plane.place import Rooms
-from llmgw.plane.world import Model, Profile, Reason, Shard, Stage, Want, World, seen
+from llmgw.plane.rollout import rollout_of
+from llmgw.plane.world import DEFAULT, Model, Profile, Reason, Settings, Shard, Stage, Want, World, seen
 from llmgw.wire.facts import ModelName, ShardState
 
 __all__ = ["Standing", "Why", "nearest", "smallest", "why"]
@@ -42,49 +48,91 @@ class Why:
     changes: tuple[Change, ...] = ()  # the same, one by one; proved to be enough for one more replica
 
 
-def why(world: World, name: ModelName, now: float) -> Why:
+def why(world: World, name: ModelName, now: float, settings: Settings = DEFAULT) -> Why:
     """How a model stands. Raises NotFound for a name that no model has."""
     model = world.models.get(name)
-    shards = sorted((s for s in world.shards.values() if s.model == name), key=lambda s: s.id)
+    shards = sorted((s for s in world.shards.values() if s.model == name), key=lambda s: (s.replica, s.rank, s.id))
     if model is None:
         if not shards:
             raise NotFound(f"there is no model {name!r}", remedy="`llmgw ctl models` lists them")
         spec = shards[0].spec  # the model was removed and its last shards are on their way out
         model = Model(name=name, profile=Profile(engine=spec.engine, source=spec.source), replicas=0)
-    running = [shard for shard in shards if shard.want is Want.RUN]
-    ready = sum(seen(shard, world.nodes.get(shard.node)) is ShardState.READY for shard in running)
-    standings = tuple(_standing(world, shard, now) for shard in shards)
-    placed, wanted = len(running), model.replicas
+    running = [replica for replica in replicas(shards) if replica.runs]
+    stranded = [replica for replica in running if _gone(world, replica)]
+    ready = sum(_serves(world, replica) for replica in running)
+    placed, wanted = len(running) - len(stranded), idle.wanted(world, model, now)
+    found = Why(name, model.replicas, placed, ready, "", tuple(_standing(world, shard, now) for shard in shards))
+    if model.idle and not wanted and model.replicas:
+        return attrs.evolve(found, text=_unloaded(world, model, len(running), now))
     if world.settling_until is not None and now < world.settling_until and placed < wanted:
         wait = world.settling_until - now
         text = f"nothing is placed before the known nodes have had time to return: {wait:.0f} s more at most"
-        return Why(name, wanted, placed, ready, text, standings)
+        return attrs.evolve(found, text=text)
+    rollout = rollout_of(world, model, settings)
+    held = world.unplaced.get(name)
     if placed >= wanted:
         text = "every replica is ready" if wanted else "no replica is wanted"
         if ready < wanted:
             text = f"every replica has its place, {ready} of {wanted} are ready"
-        if placed > wanted:
+        if rollout is not None:
+            text += f"; {'a rollout is ' if rollout.paused else 'a rollout goes on: '}{rollout}"
+        elif placed > wanted:
             text += f"; {placed - wanted} more {'is' if placed == wanted + 1 else 'are'} being replaced or stopped"
-        held = world.unplaced.get(name)
+        found = attrs.evolve(found, text=text)
         if held is None:
-            return Why(name, wanted, placed, ready, text, standings)
-        text += f"; for {wanted - held.placed} of them no node passes every check"
-        return Why(name, wanted, placed, ready, text, standings, held.reasons, held.smallest_change)
-    need = Need.of(model)
-    rooms = Rooms(world, now)
-    missing = wanted - placed
+            return found
+        # It has a place that takes it no more, or makes no room for what replaces it.
+        stuck = [replica for replica in running if replica.broken][:1]
+        text += f"; for {max(1, wanted - held.placed)} of them no node passes every check"
+        return _looked_into(attrs.evolve(found, text=text), world, model, stuck, now, settings) or attrs.evolve(
+            found, text=text, reasons=held.reasons, smallest_change=held.smallest_change
+        )
+    missing = f"{wanted - placed} of {wanted} replicas are not placed"
     if not world.nodes:
-        text = f"{missing} of {wanted} replicas are not placed: no node has joined"
         change = "join a node: `llmgw ctl token create`, then `llmgw-node join` there"
-        return Why(name, wanted, placed, ready, text, standings, (), change)
-    if rooms.choose(need, name) is not None:
-        text = f"{missing} of {wanted} replicas are not placed yet; there is room, so the next round places one"
-        return Why(name, wanted, placed, ready, text, standings)
+        return attrs.evolve(found, text=f"{missing}: no node has joined", smallest_change=change)
+    whole = "too few nodes pass every check" if model.profile.nodes > 1 else "no node passes every check"
+    looked = _looked_into(attrs.evolve(found, text=f"{missing}: {whole}"), world, model, stranded, now, settings)
+    if looked is None:
+        return attrs.evolve(found, text=f"{missing} yet; there is room, so the next round places one")
+    return looked
+
+
+def _looked_into(
+    found: Why, world: World, model: Model, without: Sequence[Replica], now: float, settings: Settings
+) -> Why | None:
+    """The answer with what keeps one more replica away, and the least that would help; None when it fits.
+
+    `without`: replicas that would give back what they hold, since it is them that look for a place.
+    """
+    rest = changed_without(world, [shard.id for replica in without for shard in replica.members])
+    need, rooms = Need.of(model), Rooms(rest, now, settings)
+    if rooms.choose(need, model.name) is not None:
+        return None
     reasons = rooms.refused(need)
-    text = f"{missing} of {wanted} replicas are not placed: no node passes every check"
-    found = cheapest(world, need, name, now, rooms, reasons)
-    change = in_words(found) or beyond(reasons, need)
-    return Why(name, wanted, placed, ready, text, standings, nearest(reasons), change, found)
+    best = cheapest(rest, need, model.name, now, rooms, reasons)
+    change = in_words(best) or beyond(reasons, need)
+    return attrs.evolve(found, reasons=nearest(reasons), smallest_change=change, changes=best)
+
+
+def _gone(world: World, replica: Replica) -> bool:
+    """Whether a replica is where nobody runs it: a node of it is lost, or not known any more."""
+    nodes = (world.nodes.get(node) for node in replica.nodes)
+    return any(node is None or node.stage is Stage.LOST for node in nodes)
+
+
+def _serves(world: World, replica: Replica) -> bool:
+    return replica.ready and all(
+        seen(shard, world.nodes.get(shard.node)) is ShardState.READY for shard in replica.members
+    )
+
+
+def _unloaded(world: World, model: Model, running: int, now: float) -> str:
+    """How a model stands that is unloaded while nobody asks for it."""
+    asked = world.asked.get(model.name)
+    since = "nobody has asked for it" + (f" for {now - asked:.0f} s" if asked is not None else " yet")
+    being = "being unloaded" if running else "unloaded"
+    return f"{being}: {since}; a request loads it ({model.replicas} replica{'s' if model.replicas != 1 else ''})"
 
 
 def _standing(world: World, shard: Shard, now: float) -> Standing:
@@ -102,9 +150,23 @@ def _standing(world: World, shard: Shard, now: float) -> Standing:
             words.append(f"tried again in {shard.not_before - now:.0f} s")
     elif shard.restarts:
         words.append(f"attempt {shard.restarts + 1}")
+    if waits := _waits_for(world, shard):
+        words.append(waits)
     if shard.status is not None and shard.status.progress is not None and state is not ShardState.READY:
         done = shard.status.progress
         words.append(f"{done.what}: {done.done / done.total:.0%} done" if done.total else f"{done.what}: {done.done}")
     return Standing(
         shard=shard.id, node=shard.node, generation=shard.generation, state=state.value, text="; ".join(words)
     )
+
+
+def _waits_for(world: World, shard: Shard) -> str:
+    """Which followers the leader of a replica of several nodes waits for, and in which state they are."""
+    if shard.rank or shard.want is not Want.RUN or shard.state is ShardState.READY:
+        return ""
+    slow = [
+        f"{mate.id} on {mate.node} ({seen(mate, world.nodes.get(mate.node)).value})"
+        for mate in mates(world, shard)
+        if seen(mate, world.nodes.get(mate.node)) is not ShardState.READY or mate.generation != shard.generation
+    ]
+    return f"waits for {', '.join(slow)}" if slow else ""

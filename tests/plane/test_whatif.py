@@ -1,0 +1,224 @@
+"""What would happen, and that it is what then happens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgw.errors import NotFound
+from llmgw.plane.models import models_of
+from llmgw.plane.whatif import ApplyModels, DrainNode, LoseNode, Supposition, WhatIf, what_if
+from llmgw.plane.world import DEFAULT, Settings
+from llmgw.wire.agent import Register
+from llmgw.wire.facts import NodeId
+from tests.plane.ideal import Ideal, ideal, placements
+from tests.plane.worlds import GIB, gpus, register, world
+
+QUICK = Settings(quiet=5.0, settle=1.0)
+#: Long enough for silence, drains and all that follows from them, in seconds of a clock that jumps.
+AFTERWARDS = 600.0
+
+
+def text(*models: str) -> str:
+    return "\n".join(models)
+
+
+def toml(
+    name: str,
+    replicas: int = 1,
+    *,
+    threads: int = 0,
+    gpus: int = 0,
+    source: str = "/models/tiny.gguf",
+    disk: int = 0,
+    context: int = 512,
+) -> str:
+    return (
+        f'[[models]]\nname = "{name}"\nengine = "llamacpp"\nsource = "{source}"\nreplicas = {replicas}\n'
+        f"context = {context}\n"
+        f'resources = {{ cpu_threads = {threads}, gpus = {gpus}, disk = "{disk}GiB" }}\n'
+    )
+
+
+async def foretold_and_seen(
+    registers: list[Register],
+    models: str,
+    change: Callable[[Ideal], tuple[Supposition, Callable[[], Awaitable[None]]]],
+    before: Callable[[Ideal], Awaitable[None]] | None = None,
+) -> tuple[WhatIf, Ideal]:
+    """What a change was said to do, and the fleet long after it was made."""
+    async with ideal(*registers, settings=QUICK) as fleet:
+        await fleet.fleet.apply(models)
+        await trio.sleep(60)
+        if before is not None:
+            await before(fleet)
+            await trio.sleep(60)
+        supposed, make = change(fleet)
+        foretold = what_if(fleet.world, supposed, trio.current_time(), QUICK)
+        await make()
+        await trio.sleep(AFTERWARDS)
+        return foretold, fleet
+
+
+def draining(node: str) -> Callable[[Ideal], tuple[Supposition, Callable[[], Awaitable[None]]]]:
+    def change(fleet: Ideal) -> tuple[Supposition, Callable[[], Awaitable[None]]]:
+        async def make() -> None:
+            await fleet.fleet.drain(NodeId(node), True)
+
+        return DrainNode(NodeId(node)), make
+
+    return change
+
+
+def losing(node: str) -> Callable[[Ideal], tuple[Supposition, Callable[[], Awaitable[None]]]]:
+    def change(fleet: Ideal) -> tuple[Supposition, Callable[[], Awaitable[None]]]:
+        async def make() -> None:
+            fleet.lose(node)
+
+        return LoseNode(NodeId(node)), make
+
+    return change
+
+
+def applying(models: str) -> Callable[[Ideal], tuple[Supposition, Callable[[], Awaitable[None]]]]:
+    def change(fleet: Ideal) -> tuple[Supposition, Callable[[], Awaitable[None]]]:
+        async def make() -> None:
+            await fleet.fleet.apply(models)
+
+        return ApplyModels(models_of(models)), make
+
+    return change
+
+
+def on_a_jumping_clock(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@st.composite
+def some_models(draw: st.DrawFn) -> str:
+    return text(
+        *(
+            toml(
+                name,
+                draw(st.integers(0, 3)),
+                threads=draw(st.integers(1, 3)),
+                gpus=draw(st.integers(0, 2)),
+                source=draw(st.sampled_from(["/models/x.gguf", "hf://org/x", f"hf://org/{name}"])),
+                disk=draw(st.sampled_from([0, 30])),
+                context=draw(st.sampled_from([512, 1024])),
+            )
+            for name in sorted(draw(st.sets(st.sampled_from("abcd"), max_size=3)))
+        )
+    )
+
+
+@st.composite
+def some_nodes(draw: st.DrawFn) -> list[Register]:
+    return [
+        register(
+            f"n{n}",
+            threads=draw(st.integers(1, 6)),
+            gpu=gpus(draw(st.integers(0, 4)), node=f"n{n}"),
+            disk=draw(st.sampled_from([40 * GIB, 100 * GIB])),
+        )
+        for n in range(draw(st.integers(1, 4)))
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_nodes(), some_models(), some_models(), st.integers(0, 4), st.booleans())
+def test_what_is_foretold_is_what_happens(
+    registers: list[Register], models: str, others: str, kind: int, cordoned: bool
+) -> None:
+    last = f"n{len(registers) - 1}"
+    change = (draining("n0"), losing("n0"), applying(others), draining(last), losing(last))[kind]
+
+    async def before(fleet: Ideal) -> None:
+        if cordoned:
+            await fleet.fleet.cordon(NodeId(last), True)
+
+    async def main() -> None:
+        foretold, fleet = await foretold_and_seen(registers, models, change, before)
+        assert foretold.complete
+        assert placements(foretold.after) == placements(fleet.world)
+        said = {short.model for short in foretold.short}
+        assert said <= set(fleet.world.unplaced)
+
+    on_a_jumping_clock(main)
+
+
+def test_nothing_is_changed_by_asking() -> None:
+    async def main() -> None:
+        async with ideal(register("n1"), register("n2"), settings=QUICK) as fleet:
+            await fleet.fleet.apply(toml("a", 2, threads=1))
+            await trio.sleep(60)
+            before = fleet.world
+            what_if(before, DrainNode(NodeId("n1")), trio.current_time(), QUICK)
+            assert fleet.world is before
+
+    on_a_jumping_clock(main)
+
+
+def told(registers: list[Register], models: str, supposed: Supposition) -> WhatIf:
+    """What is said of a fleet at rest."""
+    found: list[WhatIf] = []
+
+    async def main() -> None:
+        async with ideal(*registers, settings=DEFAULT) as fleet:
+            await fleet.fleet.apply(models)
+            await trio.sleep(200)
+            found.append(what_if(fleet.world, supposed, trio.current_time(), DEFAULT))
+
+    on_a_jumping_clock(main)
+    return found[0]
+
+
+def test_a_drained_nodes_replicas_are_replaced_before_they_go_and_nobody_is_without() -> None:
+    found = told([register("n1", threads=1), register("n2", threads=1), register("n3", threads=1)],
+                 toml("a", 2, threads=1), DrainNode(NodeId("n1")))  # fmt: skip
+    assert [(f.replica, f.what, f.before, f.by, f.after) for f in found.fates] == [
+        ("a-0", "replaced", ("n1",), "a-2", ("n3",)),
+        ("a-1", "stays", ("n2",), "", ("n2",)),
+    ]
+    assert (found.gaps, found.short, found.restless, found.complete) == ((), (), False, True)
+
+
+def test_a_lost_node_is_without_its_replica_until_silence_is_believed() -> None:
+    found = told(
+        [register("n1", threads=1), register("n2", threads=1)], toml("a", 1, threads=1), LoseNode(NodeId("n1"))
+    )
+    (fate,) = found.fates
+    assert (fate.what, fate.before, fate.after) == ("moves", ("n1",), ("n2",))
+    (gap,) = found.gaps
+    assert (gap.model, gap.begin) == ("a", 0.0)
+    assert gap.end == pytest.approx(90.0, abs=1)
+    assert [moment.kind for moment in found.moments] == ["node-gone", "node-unreachable", "node-lost", "shard-placed"]
+
+
+def test_a_model_that_ends_up_short_says_why_and_what_would_help() -> None:
+    found = told(
+        [register("n1", threads=1), register("n2", threads=1)], toml("a", 2, threads=1), LoseNode(NodeId("n1"))
+    )
+    (short,) = found.short
+    assert (short.model, short.wanted, short.before, short.after) == ("a", 2, 2, 1)
+    assert {reason.check for reason in short.reasons} >= {"cpu-threads"}
+    assert short.smallest_change == "bring n1 back: its agent is not heard"
+    assert [f.what for f in found.fates] == ["unplaced", "stays"]
+
+
+def test_an_applied_file_says_what_starts_and_what_stops() -> None:
+    found = told(
+        [register("n1", threads=4)], text(toml("a", 1, threads=1)), ApplyModels(models_of(toml("b", 1, threads=1)))
+    )
+    assert [(f.replica, f.what) for f in found.fates] == [("a-0", "stops"), ("b-0", "starts")]
+
+
+@pytest.mark.parametrize("supposed", [DrainNode(NodeId("n9")), LoseNode(NodeId("n9"))])
+def test_a_node_that_nobody_knows_is_not_found(supposed: Supposition) -> None:
+    with pytest.raises(NotFound, match="there is no node 'n9': did you mean 'n99'"):
+        what_if(world(register("n99")), supposed, 0.0)
