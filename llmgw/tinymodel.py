@@ -107,7 +107,7 @@ def followers(words: Sequence[str], numbers: dict[str, int]) -> dict[int | None,
     return chances
 
 
-def _tables(words: Vocabulary, embd: int) -> tuple[bytes, bytes]:
+def tables(words: Vocabulary, embd: int) -> tuple[bytes, bytes]:
     """The embedding and the head, as rows of 16-bit floats, one row for each token."""
     axes = {number: axis for axis, number in enumerate(words.words.values(), start=1)}  # axis 0: all other tokens
     if len(axes) >= embd:
@@ -214,7 +214,7 @@ def write_tiny(
     if embd % heads or heads % kv_heads or (embd // heads) % 2:
         raise ValueError("heads must divide embd into even parts, and kv_heads must divide heads")
     words = vocabulary()
-    embedding, head = _tables(words, embd)
+    embedding, head = tables(words, embd)
     ones = struct.pack("<f", 1.0) * embd
     kv = embd // heads * kv_heads
     size = len(words.tokens)
