@@ -400,6 +400,11 @@ class Weights(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fetching: bool = False
     idle: float | None = None  # seconds for which no shard has used them; None: not said
     came_from: str = ""  # the node that gave the last of their bytes; "": from the source itself, or not said
+    context: int | None = None  # the longest that the model takes, in tokens; this and what follows from its headers
+    heads: int | None = None
+    layers: int | None = None
+    kv_bytes_per_token: int | None = None  # of the whole model's cache, with 16-bit values
+    dtype: str = ""  # as its config.json has it: "bfloat16"
 
 
 # --- shards ------------------------------------------------------------------------------------------

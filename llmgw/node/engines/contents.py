@@ -41,6 +41,7 @@ class Contents:
     kv_bytes_per_token: int | None = None  # with 16-bit values
     faults: tuple[Fault, ...] = ()
     layers: int | None = None
+    dtype: str = ""  # of its values as config.json has it: "bfloat16"
 
 
 _PART = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
@@ -146,7 +147,9 @@ def _hub(folder: Path) -> Contents:
         if not others:
             faults.append(Fault("missing-weights", f"{folder} has a config.json but no weights"))
         size = sum(path.stat().st_size for path in others)
-        return Contents(folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers)
+        return Contents(
+            folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers, shape.dtype
+        )
     size = 0
     for name in names:
         path = folder / name
@@ -162,4 +165,4 @@ def _hub(folder: Path) -> Contents:
             faults.append(
                 Fault("broken-weights", f"{path} has {there} bytes of {due}: a download was probably cut off")
             )
-    return Contents(folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers)
+    return Contents(folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers, shape.dtype)

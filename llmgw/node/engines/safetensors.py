@@ -21,6 +21,7 @@ class Config:
     kv_bytes_per_token: int | None = None
     error: str = ""
     layers: int | None = None
+    dtype: str = ""
 
 
 class _Shape(msgspec.Struct):
@@ -35,6 +36,8 @@ class _Shape(msgspec.Struct):
     sliding_window: int | None = None
     layer_types: list[str] | None = None
     text_config: dict[str, object] | None = None
+    dtype: object = None
+    torch_dtype: object = None  # as transformers called it before version 5
 
 
 class _Index(msgspec.Struct):
@@ -54,12 +57,14 @@ def config(path: Path) -> Config:
         inner = raw.get("text_config")
         known = inner if isinstance(inner, dict) else raw  # models that see have their language half inside
         shape = msgspec.convert({key: value for key, value in known.items() if value is not None}, _Shape, strict=False)
+        words = (shape.dtype, shape.torch_dtype, raw.get("dtype"), raw.get("torch_dtype"))
+        dtype = next((word for word in words if isinstance(word, str)), "")
     except msgspec.ValidationError:
         return Config()
     except (OSError, ValueError, RecursionError) as error:
         return Config(error=f"{path} cannot be read: {error}")
     layers = shape.num_hidden_layers
-    return Config(shape.max_position_embeddings, shape.num_attention_heads, _cache(shape), layers=layers)
+    return Config(shape.max_position_embeddings, shape.num_attention_heads, _cache(shape), layers=layers, dtype=dtype)
 
 
 def _cache(shape: _Shape) -> int | None:
