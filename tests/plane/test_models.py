@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +127,23 @@ network = ""
 def test_engines_may_be_written_as_people_write_them() -> None:
     (found,) = models_of('[[models]]\nname = "a"\nengine = "llama.cpp"\nsource = "/m"')
     assert found.profile.engine == "llamacpp"
+
+
+DOCUMENTS = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/operating.md"])
+def test_the_examples_in_the_documents_can_be_applied(name: str) -> None:
+    examples = re.findall(r"```toml\n(.*?)```", (DOCUMENTS / name).read_text(), re.DOTALL)
+    assert [entry.name for text in examples if "[[models]]" in text for entry in models_of(text)]
+
+
+def test_every_key_is_in_the_handbook() -> None:
+    text = (DOCUMENTS / "docs" / "operating.md").read_text()
+    section = text[text.index("## models.toml") : text.index("## plane.toml")]
+    keys = {*Profile.__struct_fields__, *Model.__struct_fields__} - {"revision", "history"}
+    keys |= {"gpus", "gpu_memory", "compute_capability", "cpu_threads", "memory", "disk"}
+    assert {key for key in keys if f"`{key}`" not in section} == set()
 
 
 A = '[[models]]\nname = "a"\nengine = "vllm"\nsource = "/m"\n'
