@@ -6,29 +6,38 @@ node goes on running, and hears and says nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from immutables import Map
+from msgspec.structs import replace
 
 from llmgw.plane import operate
 from llmgw.plane.converge import commands
 from llmgw.plane.expiry import expire
 from llmgw.plane.fold import fold
+from llmgw.plane.gang import replicas
 from llmgw.plane.models import revised
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Start, enact
 from llmgw.plane.store.records import Stored, world_of
-from llmgw.plane.world import Settings, Want, World
+from llmgw.plane.world import Profile, Settings, Stage, Want, World
 from llmgw.wire.agent import Heartbeat
-from llmgw.wire.control import DrainShard, StartShard, StopShard
+from llmgw.wire.control import DrainShard, FetchWeights, StartShard, StopShard
 from llmgw.wire.facts import NodeId, ShardId, ShardState
 from tests.plane.worlds import CLOCK, model, profile, register, status
 
 RULES = Settings(believe=100.0)
 NAMES = ("n1", "n2", "n3", "n4")
 GPUS, THREADS = 2, 4
+
+
+def an_engine(gpus: int, threads: int, args: str, nodes: int) -> Profile:
+    made = profile(gpus=gpus, threads=threads, args=(args,), nodes=nodes)
+    return replace(made, network="tcp", ready_within=40.0)
 
 
 @attrs.define
@@ -84,7 +93,7 @@ class Planner(RuleBasedStateMachine):
         self.streams += 1
         machine.stream = self.streams
         running = [status(shard, generation, state) for shard, (generation, state) in sorted(machine.runs.items())]
-        message = register(name, gpu=GPUS, threads=THREADS, shards=running)
+        message = register(name, gpu=GPUS, threads=THREADS, shards=running, engine_ports=(20_000, 20_999))
         self.world, _ = fold(self.world, NodeId(name), message, self.now, CLOCK, RULES, stream=machine.stream)
 
     @precondition(lambda self: self.machines)
@@ -107,13 +116,20 @@ class Planner(RuleBasedStateMachine):
     @rule(
         wanted=st.dictionaries(
             st.sampled_from(["a", "b", "c"]),
-            st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 3), st.sampled_from(["", "--x"])),
+            st.tuples(
+                st.integers(0, 4),
+                st.integers(0, 2),
+                st.integers(0, 3),
+                st.sampled_from(["", "--x", "--y"]),
+                st.sampled_from([1, 1, 2, 3, 4]),
+                st.integers(0, 2),
+            ),
         )
     )
-    def models_are_applied(self, wanted: dict[str, tuple[int, int, int, str]]) -> None:
+    def models_are_applied(self, wanted: dict[str, tuple[int, int, int, str, int, int]]) -> None:
         models = tuple(
-            model(name, replicas, of=profile(gpus=gpus, threads=threads, args=(args,)))
-            for name, (replicas, gpus, threads, args) in sorted(wanted.items())
+            replace(model(name, replicas, of=an_engine(gpus, threads, args, nodes)), surge=surge)
+            for name, (replicas, gpus, threads, args, nodes, surge) in sorted(wanted.items())
         )
         self.world, _ = operate.want(self.world, revised(self.world.models, models), CLOCK)
 
@@ -168,15 +184,22 @@ class Planner(RuleBasedStateMachine):
                 old = before.shards.get(step.shard.id)
                 assert old is None or old.generation < step.shard.generation
         self.world = enact(before, decided.steps, self.now, CLOCK)
+        self.no_rollout_takes_more_than_it_may(before, self.world)
         assert plan(self.world, self.now, RULES).steps == (), "deciding twice changes nothing"
 
     @rule()
     def commands_are_told(self) -> None:
-        for (node, _), command in sorted(commands(self.world).items(), key=lambda item: item[0]):
+        told = sorted(commands(self.world).items(), key=lambda item: item[0])
+        self.a_leader_starts_last(command for _, command in told)
+        for (node, _), command in told:
             machine = self.machines[node]
+            assert not isinstance(command, FetchWeights)
             if machine.reachable and self.world.nodes[node].stream == machine.stream:
                 machine.obey(command)
                 self.report(machine, command.shard)
+                if command.shard not in machine.runs:
+                    word = status(command.shard, command.generation, ShardState.STOPPED)  # "there is no such shard"
+                    self.world, _ = fold(self.world, NodeId(machine.name), word, self.now, CLOCK, RULES)
 
     def report(self, machine: Machine, shard: str) -> None:
         if machine.reachable and shard in machine.runs:
@@ -186,6 +209,39 @@ class Planner(RuleBasedStateMachine):
 
     # What always holds -----------------------------------------------------------------------------------
 
+    def a_leader_starts_last(self, told: Iterable[object]) -> None:
+        generations: dict[str, set[int]] = {}
+        for command in told:
+            if isinstance(command, StartShard):
+                generations.setdefault(command.replica, set()).add(command.generation)
+                if command.spec.rank == 0:
+                    followers = [s for s in self.world.shards.values() if s.replica == command.replica and s.rank]
+                    assert len(followers) == max(1, len(command.spec.peers)) - 1
+                    assert all(f.generation == command.generation for f in followers)
+                    assert all(f.state is ShardState.READY for f in followers)
+        assert all(len(told_to_run) == 1 for told_to_run in generations.values())
+
+    @staticmethod
+    def no_rollout_takes_more_than_it_may(before: World, after: World) -> None:
+        for name, wanted in after.models.items():
+            reachable = {id for id, node in before.nodes.items() if node.stage is not Stage.LOST}
+            serving = {
+                r.id
+                for r in replicas(before.shards.values())
+                if r.model == name and r.runs and r.ready and set(r.nodes) <= reachable
+            }
+            left = [r for r in replicas(after.shards.values()) if r.id in serving and r.runs and r.ready]
+            assert len(left) >= min(len(serving), wanted.replicas - 1)
+
+    @invariant()
+    def the_members_of_a_replica_that_runs_are_one_attempt(self) -> None:
+        for replica in replicas(self.world.shards.values()):
+            assert replica.runs or all(member.want is not Want.RUN for member in replica.members)
+            if replica.runs:
+                assert replica.sound
+                assert len(set(replica.nodes)) == len(replica.nodes)
+                assert len({tuple(map(str, member.spec.peer_ports)) for member in replica.members}) == 1
+
     @invariant()
     def no_gpu_and_no_thread_is_promised_twice(self) -> None:
         for node in self.world.nodes:
@@ -194,6 +250,8 @@ class Planner(RuleBasedStateMachine):
             assert len(promised) == len(set(promised))
             assert all(len(s.spec.gpus) == s.spec.resources.gpus for s in here)
             assert sum(s.spec.resources.cpu_threads for s in here) <= THREADS
+            ports = [number for shard in here for number in shard.spec.ports.values()]
+            assert len(ports) == len(set(ports))
 
     @invariant()
     def no_model_has_more_shards_to_run_than_a_surge_allows(self) -> None:
@@ -201,7 +259,8 @@ class Planner(RuleBasedStateMachine):
             running = [s for s in self.world.shards.values() if s.model == name and s.want is Want.RUN]
             assert len({s.id for s in running}) == len(running)
             current = [s for s in running if s.revision == wanted.revision]
-            assert len(current) <= max(wanted.replicas, 1) + len(running)
+            members = wanted.profile.nodes
+            assert len(current) <= (max(wanted.replicas, 1) + len(running)) * members
 
     @invariant()
     def a_generation_was_started_on_one_node_only(self) -> None:
@@ -212,7 +271,10 @@ class Planner(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When everybody is back and all is quiet, what runs is what is wanted, once."""
-        for name in list(self.machines):
+        for name, machine in self.machines.items():
+            for shard, (generation, state) in machine.runs.items():
+                if state in (ShardState.DRAINING, ShardState.STOPPING, ShardState.UNKNOWN):
+                    machine.runs[shard] = (generation, ShardState.FAILED)  # it did so unasked, and is at its end
             self.joins(name)
         for _ in range(60):
             self.time_passes(16.0)
@@ -228,8 +290,11 @@ class Planner(RuleBasedStateMachine):
                     )
         assert len(self.world.strays) == 0
         for name, wanted in self.world.models.items():
-            running = [s for s in self.world.shards.values() if s.model == name]
-            assert len(running) <= wanted.replicas or name in plan(self.world, self.now, RULES).unplaced
+            running = [r for r in replicas(self.world.shards.values()) if r.model == name]
+            unplaced = plan(self.world, self.now, RULES).unplaced.get(name)
+            if unplaced is None:
+                assert len(running) == wanted.replicas
+                assert all(r.ready and r.runs and r.revision == wanted.revision for r in running)
 
 
 def shuffled(world: World) -> World:

@@ -50,6 +50,7 @@ def register(
     engines: Iterable[str] = ("llamacpp", "vllm"),
     shards: Iterable[ShardStatus] = (),
     labels: dict[str, str] | None = None,
+    engine_ports: tuple[int, int] | None = None,
 ) -> Register:
     return Register(
         node=NodeId(node),
@@ -66,6 +67,7 @@ def register(
         installs=tuple(EngineInstall(engine=engine, version="1") for engine in engines),
         shards=tuple(shards),
         labels=labels or {},
+        engine_ports=engine_ports,
     )
 
 
@@ -82,12 +84,14 @@ def profile(
     labels: dict[str, str] | None = None,
     version: str = "",
     args: tuple[str, ...] = (),
+    nodes: int = 1,
 ) -> Profile:
     return Profile(
         engine=engine,
         source=source,
         engine_version=version,
         args=args,
+        nodes=nodes,
         resources=Resources(
             gpus=gpus,
             gpu_memory_bytes=gpu_memory,
