@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import click
 
-from llmgw.ctl import complete, doctor, events, fabrics, fabrictest, fleet, identity, logs, models, node, weights
+from llmgw.ctl import (
+    complete,
+    doctor,
+    events,
+    fabrics,
+    fabrictest,
+    fleet,
+    identity,
+    logs,
+    models,
+    node,
+    weights,
+    whatif,
+)
 from llmgw.ctl.naming import OrderedGroup
 
 _STATUS = """\b
@@ -37,6 +50,6 @@ def ctl(plane: str | None, token_file: str | None, cert: str | None, ca: str | N
     """
 
 
-for _part in (fleet, models, node, logs, events, identity, doctor, fabrictest, fabrics, weights, complete):
+for _part in (fleet, models, node, logs, events, identity, doctor, fabrictest, fabrics, weights, whatif, complete):
     for _command in _part.COMMANDS:
         ctl.add_command(_command)

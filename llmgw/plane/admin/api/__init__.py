@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quart import Blueprint
 
-from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, models, nodes, requests, weights
+from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, models, nodes, requests, weights, whatif
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -23,4 +23,5 @@ BLUEPRINTS: tuple[Callable[[Admin], Blueprint], ...] = (
     bandwidth.blueprint,
     fabrics.blueprint,
     weights.blueprint,
+    whatif.blueprint,
 )

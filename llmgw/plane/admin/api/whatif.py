@@ -1,0 +1,77 @@
+"""What would happen if: thought through in a thread, for it takes longer than the plane's loop may rest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+from msgspec import Struct
+from quart import Blueprint, Response
+
+from llmgw.errors import BadInput
+from llmgw.plane.admin import whatifview
+from llmgw.plane.admin.answers import body
+from llmgw.plane.models import models_of
+from llmgw.plane.whatif import ApplyModels, DrainNode, Supposition, what_if
+from llmgw.wire.facts import NodeId
+
+if TYPE_CHECKING:
+    from llmgw.plane.admin.app import Admin
+
+KINDS = ("drain", "lose", "apply")
+#: While one thinks, the loop gets the interpreter back after so many seconds at most: five milliseconds, as Python has
+#: it, are taken with every frame that is read or written.
+_SWITCH = 0.0005
+
+
+class WhatIfOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change to be thought through: "drain" of a node, "lose" of a node or a fabric, "apply" of a models.toml."""
+
+    kind: str
+    name: str = ""
+    models: str = ""
+
+
+def blueprint(admin: Admin) -> Blueprint:
+    part = Blueprint("whatif", __name__)
+    one = trio.CapacityLimiter(1)
+
+    @part.post("/what-if")
+    async def whatif() -> Response:
+        order = await body(WhatIfOrder)
+        world, now, settings = admin.fleet.world.value, admin.clock(), admin.fleet.settings
+        supposed: Supposition
+        match order.kind:
+            case "drain":
+                supposed, text = DrainNode(NodeId(order.name)), f"{order.name} is drained"
+            case "lose":
+                fabrics = admin.fabrics.fabrics if admin.fabrics is not None else None
+                supposed, text = whatifview.lost(world, fabrics, order.name)
+            case "apply":
+                supposed, text = ApplyModels(models_of(order.models)), "this file is applied"
+            case _:
+                raise BadInput(f"there is no what-if {order.kind!r}", remedy=f"use one of {', '.join(KINDS)}")
+
+        def think() -> bytes:
+            with _others_first():
+                return msgspec.json.encode(whatifview.reply(what_if(world, supposed, now, settings), text))
+
+        data = await trio.to_thread.run_sync(think, abandon_on_cancel=True, limiter=one)
+        return Response(data, content_type="application/json")
+
+    return part
+
+
+@contextmanager
+def _others_first() -> Iterator[None]:
+    """Other threads wait less for the interpreter while this block runs."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
