@@ -23,10 +23,14 @@ from llmgw.node.engines.contents import read_contents
 from llmgw.node.weights import hub, layout, removal
 from llmgw.node.weights.errors import FetchFailed
 from llmgw.node.weights.fetching import Fetch, Means
+from llmgw.node.weights.listing import Listing
+from llmgw.node.weights.lock import locked
 from llmgw.node.weights.manifest import Manifests
 from llmgw.node.weights.pace import Pace
 from llmgw.node.weights.peers import Peers
+from llmgw.node.weights.source import HubSource, parse, pinned
 from llmgw.node.weights.transfer import Patience
+from llmgw.node.weights.whence import Whence
 from llmgw.wire.agent import Working
 from llmgw.wire.control import (
     FetchWeights,
@@ -82,6 +86,7 @@ class Cache:
         self._patience = patience or Patience()
         self._base = base
         self._peers = peers
+        self._whence: dict[str, Whence] = {}
         self._facts: dict[str, Weights] = {}
         self._shared: dict[str, _Shared] = {}
         self._removing: dict[str, trio.Event] = {}
@@ -103,6 +108,10 @@ class Cache:
     @property
     def answers(self) -> Answers:
         return {WeightsRequest: self._list, RemoveWeightsRequest: self._remove}
+
+    def told(self, source: str, whence: Whence) -> None:
+        """What the plane says of where a source may be had, for fetches that begin from now on."""
+        self._whence[source] = whence
 
     # --- wanting some --------------------------------------------------------------------------------------
 
@@ -146,10 +155,47 @@ class Cache:
     async def _ahead(self, order: FetchWeights) -> None:
         try:
             if source_of(order.source)[0] is None:
+                if order.refresh:
+                    await self._refresh(order.source, order.bytes_per_second)
                 await self.bring(order.source, lambda progress: None, order.bytes_per_second)
                 log.info("weights are there ahead of need", source=order.source)
         except FetchFailed as error:
             log.warning("weights could not be fetched ahead", source=order.source, error=str(error))
+
+    async def _refresh(self, source: str, bytes_per_second: int | None) -> None:
+        """Where a branch has moved on, bring its new commit and let the source be that one. Raises FetchFailed.
+
+        Until all of it is there the old one is what shards get; afterwards it is kept under its commit's own name.
+        """
+        await self.looked.wait()
+        found, manifests = parse(source), Manifests(self._root)
+        held = await trio.to_thread.run_sync(manifests.read, source)
+        if held is None or not isinstance(found, HubSource):
+            return
+        listing = Listing(source, found, self._base or hub.endpoint(), self._patience, lambda words: None)
+        newest = await listing.made()
+        if newest.revision == held.revision or source == pinned(source, held.revision):
+            log.info("weights are the newest already", source=source, revision=held.revision)
+            return
+        commit = pinned(source, newest.revision)
+        known = self._whence.get(source, Whence())
+        self.told(commit, attrs.evolve(known, revision=newest.revision))
+        await self.bring(commit, lambda progress: None, bytes_per_second)
+
+        def swap() -> None:
+            old, new = manifests.read(source), manifests.read(commit)
+            if new is None:
+                return
+            if old is not None and not layout.look(self._root, old).missing:
+                manifests.write(structs.replace(old, source=pinned(source, old.revision), reference=""))
+            manifests.write(structs.replace(new, source=source, reference=held.reference))
+            manifests.remove(commit)
+
+        async with locked(self._root, found.folder, lambda: None):
+            await trio.to_thread.run_sync(swap)
+        log.info("a branch has moved on, and so have its weights", source=source, revision=newest.revision)
+        for name in (source, commit, pinned(source, held.revision)):
+            await self._look_again(name, None)
 
     def _join(self, source: str, bytes_per_second: int | None) -> _Shared:
         shared = self._shared.get(source)
@@ -180,7 +226,14 @@ class Cache:
             return sum(other.fetch.left for other in self._shared.values() if other is not shared and not other.over)
 
         means = Means(
-            self._root, self._base or hub.endpoint(), self._reserve, self._patience, take, others, self._peers
+            self._root,
+            self._base or hub.endpoint(),
+            self._reserve,
+            self._patience,
+            take,
+            others,
+            self._peers,
+            self._whence.get(source, Whence()),
         )
         shared = self._shared[source] = _Shared(Fetch(source, means, tell), pace, Cell(Progress("")))
         return shared

@@ -11,18 +11,20 @@ import attrs
 import httpx
 import structlog
 import trio
+from msgspec import structs
 
 from llmgw.errors import LlmgwError
 from llmgw.node.engines.contents import read_contents
 from llmgw.node.weights import hub, layout
 from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed
 from llmgw.node.weights.listing import Listing, anybody
-from llmgw.node.weights.lock import locked
+from llmgw.node.weights.lock import Note, locked
 from llmgw.node.weights.manifest import File, Manifest, Manifests
 from llmgw.node.weights.peers import Held, Peers
 from llmgw.node.weights.source import HubSource, WebSource, parse
 from llmgw.node.weights.transfer import Gone, Patience, Way, bring
 from llmgw.node.weights.verify import verified
+from llmgw.node.weights.whence import Whence
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +40,7 @@ class Means:
     """What a fetch needs of its node.
 
     `others` is room on the disk that other fetches have been promised, `reserve` what is never taken, in bytes.
+    `whence` is what the plane said of the source.
     """
 
     root: Path
@@ -47,6 +50,7 @@ class Means:
     pace: Callable[[int], Awaitable[None]]
     others: Callable[[], int]
     peers: Peers | None = None
+    whence: Whence = Whence()
 
 
 @attrs.define(eq=False)
@@ -61,6 +65,10 @@ class Fetch:
     total: int | None = None
     #: The peer that has it all, while it can be relied on.
     peer: Held | None = None
+    #: Peers, by base, that have failed this fetch.
+    failed: set[str] = attrs.field(factory=set)
+    _choosing: trio.Lock = attrs.field(factory=trio.Lock)
+    _note: Callable[[Note], None] = lambda note: None
 
     @property
     def left(self) -> int:
@@ -74,8 +82,12 @@ class Fetch:
             await trio.to_thread.run_sync(layout.prepare, means.root)
             if (path := await trio.to_thread.run_sync(self._there, source.folder)) is not None:
                 return path  # whole already: neither the hub nor whoever holds the lock need be asked
-            async with locked(means.root, source.folder, lambda: self._say("weights, after another fetch")):
-                return await self._fetched(source, await self._manifest(source))
+            async with locked(means.root, source.folder, lambda: self._say("weights, after another fetch")) as note:
+                self._note = note
+                note(Note(self.source))
+                manifest = await self._manifest(source)
+                note(Note(self.source, moving=True))
+                return await self._fetched(source, manifest)
         except FetchFailed:
             raise
         except OSError as error:
@@ -108,14 +120,19 @@ class Fetch:
         """The list that an earlier fetch began with, else the source's own."""
         manifests = Manifests(self.means.root)
         found = await trio.to_thread.run_sync(manifests.read, self.source)
-        if self.means.peers is not None:
-            self.peer = await self.means.peers.holding(self.source, source.folder, self._say)
+        self.peer = await self._holder(source.folder)
         if found is not None and found.folder == source.folder:
             return found
         self._say("weights, asking for their list")
-        made = await (self._listing(source).made() if self.peer is None else self._listing(source).beside(self.peer))
+        listing = self._listing(source)
+        made = await (listing.made(self.means.whence.revision) if self.peer is None else listing.beside(self.peer))
         await trio.to_thread.run_sync(manifests.write, made)
         return made
+
+    async def _holder(self, folder: str) -> Held | None:
+        """A peer that has it all, waited for where one is about to; None: it comes from the source itself."""
+        peers, whence = self.means.peers, self.means.whence
+        return await peers.holding(self.source, folder, whence, self._say, self.failed) if peers is not None else None
 
     def _listing(self, source: HubSource | WebSource) -> Listing:
         means = self.means
@@ -172,7 +189,7 @@ class Fetch:
         same: dict[Path, trio.Lock] = {}
         token = await trio.to_thread.run_sync(hub.token) if isinstance(source, HubSource) else None
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._say("weights")
+        self._moved(0)
 
         async def one(client: httpx.AsyncClient, file: File) -> None:
             nonlocal manifest
@@ -183,7 +200,7 @@ class Fetch:
                 else source.url
             )
             way = Way(client, url, headers, means.pace, means.patience, self._moved, self._noted)
-            at = layout.partial(means.root, manifest, file)
+            at, giver = layout.partial(means.root, manifest, file), manifest.came_from
             try:
                 # Two names of one content are one blob: the second finds it whole.
                 async with slots, same.setdefault(whole, trio.Lock()):
@@ -193,11 +210,11 @@ class Fetch:
                         if before is not None and before[0] == file.size:  # it was counted and was not it
                             part = layout.stamp(at)
                             self._moved(min(part[0], file.size) - file.size if part is not None else -file.size)
-                        stamp = await self._from_peer(peers, way, file, at, whole)
-                    if stamp is None:
-                        stamp = await bring(way, file, at, whole, self.source)
+                        stamp, giver = await self._from_peer(peers, way, file, at, whole)
+                        if stamp is None:
+                            stamp = await bring(way, file, at, whole, self.source)
                 async with writing:
-                    noted = manifest.checked(file, stamp)
+                    noted = structs.replace(manifest.checked(file, stamp), came_from=giver)
                     await trio.to_thread.run_sync(layout.point, means.root, noted, file)
                     await trio.to_thread.run_sync(manifests.write, noted)
                     manifest = noted
@@ -224,19 +241,24 @@ class Fetch:
 
     async def _from_peer(
         self, client: httpx.AsyncClient | None, way: Way, file: File, at: Path, whole: Path
-    ) -> tuple[int, int] | None:
-        """A file from the peer that has it; None when it does not come from there. What came of it counts."""
-        peer = self.peer
-        if client is None or peer is None:
-            return None
-        url = f"{peer.base}/blobs/{whole.parent.parent.name}/{whole.name}"
-        near = attrs.evolve(way, client=client, url=url, headers={}, patience=_PEER)
-        try:
-            return await bring(near, file, at, whole, self.source)
-        except FetchFailed as error:
-            log.warning("a peer's weights did not come", source=self.source, peer=peer.base, why=error.what)
-            self.peer = None
-            return None
+    ) -> tuple[tuple[int, int] | None, str]:
+        """A file from a peer that has it all, and its name; None when none gave it. What came of it counts."""
+        folder = whole.parent.parent.name
+        while client is not None and (peer := self.peer) is not None:
+            url = f"{peer.base}/blobs/{folder}/{whole.name}"
+            near = attrs.evolve(way, client=client, url=url, headers={}, patience=_PEER)
+            try:
+                return await bring(near, file, at, whole, self.source), peer.node
+            except FetchFailed as error:
+                log.warning("a peer's weights did not come", source=self.source, peer=peer.base, why=error.what)
+            async with self._choosing:
+                if self.peer is peer:
+                    self.failed.add(peer.base)
+                    self._note(Note(self.source))  # who asks must not take us for one that brings bytes meanwhile
+                    self.peer = await self._holder(folder)
+                    self._note(Note(self.source, moving=True))
+                    self._moved(0)
+        return None, ""
 
     def _full(self) -> DiskFull:
         """What a write ran into although there was room before: somebody else took it."""
@@ -257,7 +279,7 @@ class Fetch:
 
     def _moved(self, count: int) -> None:
         self.done += count
-        self._say("weights")
+        self._say("weights" if self.peer is None else f"weights from {self.peer.node}")
 
     def _noted(self, words: str) -> None:
         self._say(f"weights ({words}; trying again)")

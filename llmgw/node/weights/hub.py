@@ -36,13 +36,20 @@ def url(base: str, source: HubSource, revision: str, name: str) -> str:
     return f"{base}/{source.repository}/resolve/{quote(revision, safe='')}/{quote(name)}"
 
 
-def listed(source: HubSource, text: str, base: str) -> Manifest:
-    """The manifest of a source as the hub has it now. Blocks; raises FetchFailed, Unreachable for what may pass."""
+class NoRevision(FetchFailed):
+    """The repository is there, and not at this commit, branch or tag."""
+
+
+def listed(source: HubSource, text: str, base: str, commit: str = "") -> Manifest:
+    """The manifest of a source as the hub has it now, or at a `commit` that it was once.
+
+    Blocks; raises FetchFailed, Unreachable for what may pass.
+    """
     from huggingface_hub import HfApi, errors
 
     try:
         info = HfApi(endpoint=base).model_info(
-            source.repository, revision=source.revision, files_metadata=True, timeout=_WITHIN
+            source.repository, revision=commit or source.revision, files_metadata=True, timeout=_WITHIN
         )
     except errors.OfflineModeIsEnabled:
         raise Unreachable(
@@ -54,8 +61,9 @@ def listed(source: HubSource, text: str, base: str) -> Manifest:
             remedy="accept them on the hub and give the agent that account's token (HF_TOKEN)",
         ) from None
     except errors.RevisionNotFoundError:
-        raise FetchFailed(
-            f"{text}: the repository has no revision {source.revision!r}", remedy="see its branches, tags and commits"
+        raise NoRevision(
+            f"{text}: the repository has no revision {commit or source.revision!r}",
+            remedy="see its branches, tags and commits",
         ) from None
     except errors.RepositoryNotFoundError:
         raise FetchFailed(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from llmgw.node.engines.contents import read_contents
+from llmgw.node.engines.contents import Contents, read_contents
 from llmgw.node.weights.manifest import File, Manifest, Manifests, blob_name
 from llmgw.wire.facts import Weights
 
@@ -134,10 +134,10 @@ def drop_partials(root: Path, manifest: Manifest) -> int:
 def facts(root: Path, manifest: Manifest) -> Weights:
     """One source as the plane is told of it, whether it is in use left out."""
     there = look(root, manifest)
-    error = ""
+    error, model = "", Contents(entry(root, manifest))
     if not there.missing:
-        faults = read_contents(entry(root, manifest)).faults
-        error = "; ".join(fault.text for fault in faults)
+        model = read_contents(model.path)
+        error = "; ".join(fault.text for fault in model.faults)
     return Weights(
         source=manifest.source,
         path=str(entry(root, manifest)),
@@ -146,6 +146,12 @@ def facts(root: Path, manifest: Manifest) -> Weights:
         complete=not there.missing and not error,
         error=error,
         revision=manifest.revision,
+        came_from=manifest.came_from,
+        context=model.context,
+        heads=model.heads,
+        layers=model.layers,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        dtype=model.dtype,
     )
 
 

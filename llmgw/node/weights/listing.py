@@ -29,8 +29,16 @@ class Listing:
     patience: Patience
     noted: Callable[[str], None]
 
-    async def made(self) -> Manifest:
-        """The list as the source has it now. Raises FetchFailed."""
+    async def made(self, commit: str = "") -> Manifest:
+        """The list as the source has it now, or at a `commit` if that can still be had. Raises FetchFailed."""
+        if commit and isinstance(self.source, HubSource):
+            try:
+                return await self._asked(commit)
+            except hub.NoRevision:
+                log.warning("the commit that the fleet holds is gone", source=self.text, commit=commit)
+        return await self._asked()
+
+    async def _asked(self, commit: str = "") -> Manifest:
         found: list[Manifest] = []
 
         async def ask() -> bool:
@@ -40,7 +48,9 @@ class Listing:
             try:
                 # A question changes nothing, so nobody waits for an answer that is not wanted any more.
                 found.append(
-                    await trio.to_thread.run_sync(hub.listed, self.source, self.text, self.base, abandon_on_cancel=True)
+                    await trio.to_thread.run_sync(
+                        hub.listed, self.source, self.text, self.base, commit, abandon_on_cancel=True
+                    )
                 )
             except Unreachable as error:
                 raise Again(error.what.removeprefix(f"{self.text}: "), error.after) from None
@@ -50,11 +60,16 @@ class Listing:
         return found[-1]
 
     async def beside(self, peer: Held) -> Manifest:
-        """The list where a peer has it all. From the source itself if it can be had: a peer is believed by digest."""
+        """The list where a peer has it all: of the same commit, for a fleet serves one model and not two.
+
+        From the source itself if it can be had: a peer is believed by digest.
+        """
         if isinstance(self.source, WebSource):
             return self._of_web(self.source, peer.manifest.bytes)
         try:
-            return await attrs.evolve(self, patience=attrs.evolve(self.patience, seconds=0.0)).made()
+            return await attrs.evolve(self, patience=attrs.evolve(self.patience, seconds=0.0)).made(
+                peer.manifest.revision
+            )
         except Unreachable as error:
             log.warning("the hub cannot be asked, a peer's list is taken", source=self.text, why=error.what)
             return unchecked(peer.manifest)

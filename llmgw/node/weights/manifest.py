@@ -31,7 +31,10 @@ class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All files of a source. `entry` is what an engine is given, below the snapshot; "" is the snapshot itself."""
+    """All files of a source. `entry` is what an engine is given, below the snapshot; "" is the snapshot itself.
+
+    `came_from` is the node that gave the last of the files, "" where they came from the source itself.
+    """
 
     source: str
     folder: str
@@ -39,6 +42,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: tuple[File, ...]
     entry: str = ""
     reference: str = ""
+    came_from: str = ""
 
     @property
     def bytes(self) -> int:
@@ -58,7 +62,8 @@ class Hash(Protocol):
 
 def unchecked(manifest: Manifest) -> Manifest:
     """Somebody else's manifest: nothing of it has been found right here."""
-    return structs.replace(manifest, files=tuple(structs.replace(file, checked=None) for file in manifest.files))
+    files = tuple(structs.replace(file, checked=None) for file in manifest.files)
+    return structs.replace(manifest, files=files, came_from="")
 
 
 def hash_of(file: File) -> Hash | None:

@@ -7,10 +7,9 @@ CA, valid, of a node. Nothing of an answer is used before that.
 
 from __future__ import annotations
 
-import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -26,7 +25,8 @@ from llmgw.errors import LlmgwError
 from llmgw.node.identity import CA, Identity
 from llmgw.node.weights.errors import FetchFailed
 from llmgw.node.weights.manifest import Manifest, sound
-from llmgw.node.weights.share import ASK_AGAIN
+from llmgw.node.weights.share import ASK_AGAIN, ROOM, Busy
+from llmgw.node.weights.whence import Answer, Fetches, Has, Nothing, Seen, Whence, judged, watched
 from llmgw.pki import Role
 
 log = structlog.get_logger(__name__)
@@ -36,15 +36,16 @@ _TIMEOUT = httpx.Timeout(20.0, connect=5.0)
 
 @attrs.frozen
 class Held:
-    """Weights that are whole at a peer: its address as a URL, and the list that it has."""
+    """Weights that are whole at a peer: its address as a URL, its node's name, and the list that it has."""
 
     base: str
+    node: str
     manifest: Manifest
 
 
 @attrs.frozen
 class Peers:
-    """The nodes to ask, and who asks: the identity in `directory`."""
+    """Nodes of node.toml to ask beside those that the plane names, and who asks: the identity in `directory`."""
 
     addresses: tuple[Listen, ...]
     directory: Path
@@ -62,42 +63,78 @@ class Peers:
             verify=context, timeout=_TIMEOUT, trust_env=False, event_hooks={"request": [], "response": [judge]}
         )
 
-    async def holding(self, source: str, folder: str, waiting: Callable[[str], None]) -> Held | None:
-        """A peer that has all of a source; None when none has. Never raises but for cancellation.
+    async def holding(
+        self,
+        source: str,
+        folder: str,
+        whence: Whence,
+        waiting: Callable[[str], None],
+        without: Collection[str] = (),
+    ) -> Held | None:
+        """A peer that has all of a source; None when it is to be had from outside. Never raises but for cancellation.
 
-        One that is fetching it is waited for if its name comes before ours: so never do two wait for one another.
+        Those that the plane named are asked first, then those of node.toml, all at once; and again and again while it
+        is worth waiting for one of them. `without` are peers, by base, that have failed.
         """
+        began = trio.current_time()
+        addresses = (*whence.complete, *self.addresses, *whence.soon)
+        asked = [address for address in dict.fromkeys(addresses) if base_of(address) not in without]
+        if not asked:
+            return None
         try:
             own = Identity.load(self.directory).node
             client = self.client()
         except (LlmgwError, OSError) as error:
             log.warning("peers cannot be asked", why=str(error))
             return None
+        seen: Mapping[Listen, Seen] = {}
         async with client:
-            for address in random.sample(self.addresses, len(self.addresses)):
-                base = f"https://{address}"
-                while (found := await self._ask(client, base, source, own)) is _LATER:
-                    waiting(f"weights, {address} fetches them")
-                    await trio.sleep(ASK_AGAIN)
-                if isinstance(found, Manifest) and found.source == source and found.folder == folder:
-                    return Held(base, found)
-        return None
+            while True:
+                answers = await self._all(client, asked, source, folder)
+                now = trio.current_time()
+                seen = watched(seen, answers, now)
+                verdict = judged(answers, whence, own, began, seen, now)
+                if verdict.take is not None:
+                    has = answers[verdict.take]
+                    assert isinstance(has, Has)
+                    return Held(base_of(verdict.take), has.node, has.manifest)
+                if not verdict.wait:
+                    return None
+                waiting(verdict.wait)
+                await trio.sleep(ASK_AGAIN)
 
-    async def _ask(self, client: httpx.AsyncClient, base: str, source: str, own: str) -> Manifest | object | None:
+    async def _all(
+        self, client: httpx.AsyncClient, addresses: Sequence[Listen], source: str, folder: str
+    ) -> dict[Listen, Answer]:
+        found: dict[Listen, Answer] = {}
+
+        async def one(address: Listen) -> None:
+            found[address] = await self._ask(client, base_of(address), source, folder)
+
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                nursery.start_soon(one, address)
+        return {address: found[address] for address in addresses}
+
+    async def _ask(self, client: httpx.AsyncClient, base: str, source: str, folder: str) -> Answer:
         try:
             answer = await client.get(f"{base}/weights", params={"source": source})
+            ca = pki.read_certificate((self.directory / CA).read_bytes(), "the fleet's CA")
+            node = _node(answer, ca).name
             if answer.status_code == 503:
-                ca = pki.read_certificate((self.directory / CA).read_bytes(), "the fleet's CA")
-                return _LATER if _node(answer, ca).name < own else None
-            if answer.status_code != 200:
-                return None
-            return sound(msgspec.json.decode(answer.content, type=Manifest))
+                state = msgspec.json.decode(answer.content or b"{}", type=Busy)
+                return Fetches(node, state.moving, state.done)
+            if answer.status_code == 200:
+                manifest = sound(msgspec.json.decode(answer.content, type=Manifest))
+                if manifest is not None and manifest.source == source and manifest.folder == folder:
+                    return Has(node, manifest, answer.headers.get(ROOM, "") != "none")
         except (httpx.HTTPError, msgspec.MsgspecError, LlmgwError, OSError, RecursionError) as error:
             log.info("a peer could not be asked", peer=base, why=f"{type(error).__name__}: {error}")
-            return None
+        return Nothing()
 
 
-_LATER = object()
+def base_of(address: Listen) -> str:
+    return f"https://{address}"
 
 
 def _node(response: httpx.Response, ca: x509.Certificate) -> pki.Peer:

@@ -58,6 +58,17 @@ def parse(source: str) -> HubSource | WebSource:
     raise FetchFailed(f"{source!r} is no source of weights", remedy=_FORMS)
 
 
+def pinned(source: str, revision: str) -> str:
+    """The same of a hub's repository at one commit, as a source of its own; a web server's file is one already."""
+    try:
+        found = parse(source)
+    except FetchFailed:
+        return source
+    if isinstance(found, WebSource):
+        return source
+    return f"hf://{found.repository}@{revision}" + (f"/{found.inside}" if found.inside else "")
+
+
 def _hub(text: str, source: str) -> HubSource:
     named, at, rest = text.rstrip("/").partition("@")
     if at:

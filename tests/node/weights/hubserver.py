@@ -41,6 +41,7 @@ class Hub:
     url: str = ""
     authorizations: set[str] = attrs.field(factory=set)
     lfs: bool = True
+    past: dict[str, dict[str, dict[str, bytes]]] = attrs.field(factory=dict)  # files as they were, by commit
     held: threading.Event = attrs.field(factory=threading.Event)  # set: bodies flow
     begun: threading.Event = attrs.field(factory=threading.Event)  # a body's first piece went out
 
@@ -51,15 +52,27 @@ class Hub:
     def bodies(self) -> list[tuple[str, str]]:
         return [(path, part) for path, part in self.asked if "/api/" not in path and part != "bytes=0-0"]
 
-    def info(self, repository: str) -> dict[str, object]:
+    def move(self, commit: str, changed: Mapping[str, bytes] | None = None) -> str:
+        """The branch moves on to a commit in which these files are other ones; the commit before."""
+        old, self.commit = self.commit, commit
+        self.past[old] = {name: dict(files) for name, files in self.files.items()}
+        for files in self.files.values():
+            files.update(changed or {})
+        return old
+
+    def at(self, revision: str, repository: str) -> dict[str, bytes]:
+        return self.past.get(revision, self.files).get(repository, {})
+
+    def info(self, repository: str, revision: str = "") -> dict[str, object]:
         siblings = []
-        for name, data in self.files[repository].items():
+        for name, data in self.at(revision, repository).items():
             entry: dict[str, object] = {"rfilename": name, "size": len(data)}
             entry["blobId"] = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
             if self.lfs and len(data) > 1000:
                 entry["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 134}
             siblings.append(entry)
-        return {"id": repository, "modelId": repository, "sha": self.commit, "siblings": siblings, "tags": [],
+        sha = revision if revision in self.past else self.commit
+        return {"id": repository, "modelId": repository, "sha": sha, "siblings": siblings, "tags": [],
                 "private": False, "downloads": 0, "likes": 0}  # fmt: skip
 
 
@@ -86,7 +99,8 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
             elif "/resolve/" in path:
                 repository, _, rest = path.strip("/").partition("/resolve/")
                 revision, _, name = rest.partition("/")
-                data = hub.files.get(repository, {}).get(name) if revision == hub.commit else None
+                known = revision == hub.commit or revision in hub.past
+                data = hub.at(revision, repository).get(name) if known else None
                 self._body(data)
             else:
                 self._body(hub.files.get("", {}).get(path.strip("/")))
@@ -98,10 +112,12 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
                 self._plain(status, b"{}")
             elif repository not in hub.files:
                 self._plain(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-            elif revision not in ("", "main", "v1", hub.commit):
+            elif revision not in ("", "main", "v1", hub.commit, *hub.past):
                 self._plain(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             else:
-                self._plain(200, json.dumps(hub.info(repository)).encode(), {"Content-Type": "application/json"})
+                self._plain(
+                    200, json.dumps(hub.info(repository, revision)).encode(), {"Content-Type": "application/json"}
+                )
 
         def _plain(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
             self.send_response(status)

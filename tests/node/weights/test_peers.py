@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from llmgw import pki
 from llmgw.config import Listen
@@ -18,12 +21,14 @@ from llmgw.node.identity import CA, IDENTITY, Identity, pending_request, store
 from llmgw.node.weights.cache import Cache
 from llmgw.node.weights.errors import FetchFailed
 from llmgw.node.weights.layout import prepare
-from llmgw.node.weights.lock import attempt
+from llmgw.node.weights.lock import Note, locked
 from llmgw.node.weights.pace import Pace
 from llmgw.node.weights.peers import Peers
 from llmgw.node.weights.share import Share
+from llmgw.node.weights.whence import Whence
 from llmgw.pki import Role
-from llmgw.wire.facts import Progress
+from llmgw.wire.control import FetchWeights
+from llmgw.wire.facts import Progress, Weights
 from tests.engines import until
 from tests.node.weights.hubserver import Hub, served
 from tests.node.weights.test_fetching import FILES, QUICK, SOURCE, WHOLE, nothing
@@ -68,21 +73,21 @@ def hub() -> Iterator[Hub]:
 
 
 @asynccontextmanager
-async def sharing(directory: Path) -> AsyncIterator[Listen]:
+async def sharing(directory: Path, port: int = 0, at_once: int = 8) -> AsyncIterator[Listen]:
     """A node's share of its cache, at an address."""
     prepare(directory / "weights")
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Share(directory / "weights", directory, Pace().take).run, listeners)
+        share = Share(directory / "weights", directory, Pace().take, at_once=at_once)
+        nursery.start_soon(share.run, listeners)
         yield Listen("127.0.0.1", port)
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def cache(directory: Path, hub: Hub, *peers: Listen) -> AsyncIterator[Cache]:
-    asked = Peers(peers, directory) if peers else None
-    made = Cache(directory / "weights", base=hub.url, patience=QUICK, peers=asked)
+    made = Cache(directory / "weights", base=hub.url, patience=QUICK, peers=Peers(peers, directory))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.run)
         await made.looked.wait()
@@ -116,8 +121,6 @@ async def test_without_the_outside_a_peers_list_is_taken(fleet: Fleet, hub: Hub)
 
 
 async def test_a_file_of_a_web_server_comes_from_a_peer_too(fleet: Fleet, hub: Hub) -> None:
-    import hashlib
-
     first, second = fleet.node("n1"), fleet.node("n2")
     hub.files[""] = {"m.safetensors": WHOLE}
     source = f"{hub.url}/m.safetensors#sha256={hashlib.sha256(WHOLE).hexdigest()}"
@@ -143,8 +146,6 @@ async def test_a_peers_broken_disk_breaks_nothing_here(fleet: Fleet, hub: Hub) -
     seen = blob.stat()
     with blob.open("r+b") as file:
         file.write(b"x")
-    import os
-
     os.utime(blob, ns=(seen.st_atime_ns, seen.st_mtime_ns))  # as rot does it: nothing tells
     async with sharing(first) as address:
         path = await bring(second, hub, address)
@@ -160,12 +161,12 @@ async def test_a_peer_that_is_fetching_is_waited_for(fleet: Fleet, hub: Hub) -> 
             nursery.start_soon(one.bring, SOURCE, nothing)
             await until(lambda: len(hub.bodies) == 3)
             nursery.start_soon(other.bring, SOURCE, told.append)
-            await until(lambda: any("fetches them" in progress.what for progress in told))
+            await until(lambda: any("until n1 has them" in progress.what for progress in told))
             hub.held.set()
     assert len(hub.bodies) == 3
 
 
-async def test_a_peer_of_a_later_name_is_not_waited_for(fleet: Fleet, hub: Hub) -> None:
+async def test_a_peer_of_a_later_name_that_waits_itself_is_not_waited_for(fleet: Fleet, hub: Hub) -> None:
     """Else two could wait for one another for ever."""
     first, second = fleet.node("n1"), fleet.node("n2")
     prepare(second / "weights")
@@ -175,8 +176,8 @@ async def test_a_peer_of_a_later_name_is_not_waited_for(fleet: Fleet, hub: Hub) 
             await later.bring(SOURCE, nothing)
         blob = next((second / "weights").rglob("model.safetensors")).resolve()
         blob.unlink()
-        with attempt(second / "weights", "models--org--model") as mine:
-            assert mine
+        async with locked(second / "weights", "models--org--model", lambda: None) as note:
+            note(Note(SOURCE))
             earlier._peers = Peers((address,), first)
             with trio.fail_after(10):
                 await earlier.bring(SOURCE, nothing)
@@ -234,3 +235,194 @@ async def test_nothing_but_whole_blobs_is_given(fleet: Fleet, hub: Hub, path: st
         )
         assert (good.status_code, good.content) == (206, blob.read_bytes()[2:])
     assert Identity.load(first).node == "n1"
+
+
+class Member:
+    """A node that fetches and shares, and can die."""
+
+    def __init__(self, directory: Path, hub: Hub) -> None:
+        self.directory, self.hub = directory, hub
+        self.told: list[str] = []
+        self.scope = trio.CancelScope()
+        self.address: Listen
+        self.cache: Cache
+        self._nursery: trio.Nursery
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        with self.scope:
+            async with (
+                sharing(self.directory) as self.address,
+                cache(self.directory, self.hub) as self.cache,
+                trio.open_nursery() as self._nursery,
+            ):
+                task_status.started()
+                await trio.sleep_forever()
+
+    def want(self, *earlier: Member) -> None:
+        self.cache.told(SOURCE, Whence(soon=tuple(member.address for member in earlier)))
+        self._nursery.start_soon(self.cache.bring, SOURCE, lambda progress: self.told.append(progress.what))
+
+    @property
+    def held(self) -> Weights:
+        (held,) = self.cache.weights
+        return held
+
+    @property
+    def done(self) -> bool:
+        return bool(self.cache.weights) and self.held.complete
+
+
+@pytest.fixture
+async def three(fleet: Fleet, hub: Hub, nursery: trio.Nursery) -> list[Member]:
+    made = [Member(fleet.node(name), hub) for name in ("n1", "n2", "n3")]
+    for member in made:
+        await nursery.start(member.run)
+    return made
+
+
+async def test_of_three_nodes_that_want_the_same_at_once_one_goes_outside(three: list[Member], hub: Hub) -> None:
+    first, second, third = three
+    hub.held.clear()
+    # The last one is the first to ask: it waits for others that have yet to begin.
+    third.want(first, second)
+    await until(lambda: bool(third.told))
+    second.want(first)
+    await until(lambda: bool(second.told))
+    first.want()
+    await until(lambda: all("weights, until n1 has them" in member.told for member in (second, third)), within=10)
+    hub.held.set()
+    await until(lambda: all(member.done for member in three), within=20)
+    for member in three:
+        assert (Path(member.held.path) / "model.safetensors").read_bytes() == WHOLE
+        assert member.directory in Path(member.held.path).parents
+    assert [member.held.came_from != "" for member in three] == [False, True, True]
+    assert any(words.startswith("weights from n1") for words in second.told)
+    assert len(hub.bodies) == 3
+
+
+async def test_when_the_first_dies_midway_the_next_goes_on_and_the_third_waits_for_that_one(
+    three: list[Member], hub: Hub
+) -> None:
+    first, second, third = three
+    hub.held.clear()
+    first.want()
+    await until(lambda: len(hub.bodies) == 3)
+    second.want(first)
+    third.want(first, second)
+    await until(lambda: all("weights, until n1 has them" in member.told for member in (second, third)), within=10)
+    first.scope.cancel()
+    await until(lambda: len(hub.bodies) == 6, within=30)  # one of them, and not both
+    await until(lambda: "weights, until n2 has them" in third.told, within=10)
+    hub.held.set()
+    await until(lambda: second.done and third.done, within=30)
+    assert third.held.came_from == "n2"
+    assert len(hub.bodies) == 6
+
+
+async def test_a_peer_that_gives_broken_bytes_is_left_for_another_one(fleet: Fleet, hub: Hub) -> None:
+    rotten, good, third = fleet.node("n1"), fleet.node("n2"), fleet.node("n3")
+    blob = (await bring(rotten, hub) / "model.safetensors").resolve()
+    await bring(good, hub)
+    hub.asked.clear()
+    seen = blob.stat()
+    with blob.open("r+b") as file:
+        file.write(b"x")
+    os.utime(blob, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    async with sharing(rotten) as first, sharing(good) as second, cache(third, hub) as made:
+        made.told(SOURCE, Whence(complete=(first, second)))
+        path = await made.bring(SOURCE, nothing)
+        assert made.weights[0].came_from == "n2"
+    assert (path / "model.safetensors").read_bytes() == WHOLE
+    assert hub.bodies == []
+
+
+async def test_a_place_that_is_taken_is_waited_for(fleet: Fleet, hub: Hub) -> None:
+    first, second, third = (fleet.node(name) for name in ("n1", "n2", "n3"))
+    await bring(first, hub)
+    hub.asked.clear()
+    told: list[str] = []
+    async with sharing(first, at_once=1) as address:
+        peers = Peers((), second)
+        async with peers.client() as taking:
+            blob = (first / "weights").rglob("model.safetensors").__next__().resolve()
+            url = f"https://{address}/blobs/models--org--model/{blob.name}"
+            async with taking.stream("GET", url) as answer, cache(third, hub) as made, trio.open_nursery() as nursery:
+                assert answer.status_code == 200
+                made.told(SOURCE, Whence(complete=(address,)))
+                nursery.start_soon(made.bring, SOURCE, lambda progress: told.append(progress.what))
+                await until(lambda: "weights, until n1 has a place free" in told)
+                await answer.aread()
+        assert made.weights[0].came_from == "n1"
+    assert hub.bodies == []
+
+
+async def test_a_commit_is_had_from_a_peer_that_knows_it_as_a_branch(fleet: Fleet, hub: Hub) -> None:
+    first, second = fleet.node("n1"), fleet.node("n2")
+    await bring(first, hub)
+    hub.asked.clear()
+    async with sharing(first) as address:
+        path = await bring(second, hub, address, source=f"hf://org/model@{hub.commit}")
+    assert (path / "model.safetensors").read_bytes() == WHOLE
+    assert hub.bodies == []
+
+
+async def test_a_node_takes_the_commit_that_the_fleet_holds_and_not_a_newer_one(fleet: Fleet, hub: Hub) -> None:
+    first, second, third = (fleet.node(name) for name in ("n1", "n2", "n3"))
+    await bring(first, hub)
+    old = hub.move("b" * 40)
+    async with sharing(first) as address:
+        await bring(second, hub, address)
+    async with cache(third, hub) as made:  # nobody gives it any, but the plane knows
+        made.told(SOURCE, Whence(revision=old))
+        await made.bring(SOURCE, nothing)
+        assert made.weights[0].revision == old
+    async with cache(second, hub) as made:
+        assert made.weights[0].revision == old
+
+
+async def test_a_commit_of_the_fleet_that_is_gone_from_the_hub_holds_nobody_up(fleet: Fleet, hub: Hub) -> None:
+    async with cache(fleet.node("n1"), hub) as made:
+        made.told(SOURCE, Whence(revision="c" * 40))
+        await made.bring(SOURCE, nothing)
+        assert made.weights[0].revision == hub.commit
+
+
+async def test_a_refresh_brings_the_new_commit_beside_the_old_one(fleet: Fleet, hub: Hub) -> None:
+    node = fleet.node("n1")
+    async with cache(node, hub) as made:
+        before = await made.bring(SOURCE, nothing)
+        made.ahead(FetchWeights(source=SOURCE, refresh=True))
+        old = hub.move("b" * 40, {"config.json": b'{"new": 1}'})
+        made.ahead(FetchWeights(source=SOURCE, refresh=True))
+        await until(lambda: any(held.revision == "b" * 40 and held.source == SOURCE for held in made.weights))
+        assert {held.source: (held.revision[0], held.complete) for held in made.weights} == {
+            SOURCE: ("b", True),
+            f"hf://org/model@{old}": ("a", True),
+        }
+        after = await made.bring(SOURCE, nothing)
+        assert (before / "config.json").read_bytes() == FILES["config.json"]
+        assert (after / "config.json").read_bytes() == b'{"new": 1}'
+        assert (after / "model.safetensors").resolve() == (before / "model.safetensors").resolve()
+
+
+async def test_a_refresh_that_fails_leaves_what_was_there(fleet: Fleet, hub: Hub) -> None:
+    async with cache(fleet.node("n1"), hub) as made:
+        before = await made.bring(SOURCE, nothing)
+        hub.move("b" * 40, {"config.json": b'{"new": 1}'})
+        hub.gets[:] = [403] * 10
+        made.ahead(FetchWeights(source=SOURCE, refresh=True))
+        await until(lambda: any(held.error for held in made.weights))
+        assert await made.bring(SOURCE, nothing) == before
+        held = {weights.source: weights for weights in made.weights}
+        assert held[SOURCE].complete
+
+
+async def test_a_web_servers_file_has_nothing_to_refresh(fleet: Fleet, hub: Hub) -> None:
+    hub.files[""] = {"m.safetensors": WHOLE}
+    source = f"{hub.url}/m.safetensors#sha256={hashlib.sha256(WHOLE).hexdigest()}"
+    async with cache(fleet.node("n1"), hub) as made:
+        await made.bring(source, nothing)
+        hub.asked.clear()
+        made.ahead(FetchWeights(source=source, refresh=True))
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert (hub.asked, len(made.weights)) == ([], 1)
