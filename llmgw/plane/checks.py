@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from llmgw.plane.memory import Estimate
 from llmgw.plane.rooms import Room, Unit
 from llmgw.plane.world import Model, Node, Profile, Reason, Stage
 from llmgw.wire.agent import GANGS
@@ -25,7 +26,8 @@ class Need:
     """What one replica asks: the same of each of its `nodes`.
 
     `network` is what joins them, one of "nvlink", "rdma" and "tcp", or several, any of which does; empty for one node.
-    `apart` are models that share no node with `model`.
+    `apart` are models that share no node with `model`. `Rooms` makes `estimate` and `took` of `args`, `context` and
+    what it knows of the weights.
     """
 
     engine: str
@@ -39,6 +41,10 @@ class Need:
     spread: str = ""
     apart: tuple[ModelName, ...] = ()
     model: ModelName = ModelName("")
+    args: tuple[str, ...] = ()
+    context: int | None = None
+    estimate: Estimate | None = None  # of what each GPU must hold, where the profile does not say it
+    took: int = 0  # bytes of the host's memory that a run took, where that is more than what is asked for
 
     @classmethod
     def of(cls, model: Model) -> Need:
@@ -56,6 +62,8 @@ class Need:
             profile.spread,
             tuple(sorted(set(profile.apart))),
             model.name,
+            profile.args,
+            profile.context,
         )
 
 
@@ -118,7 +126,8 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
         yield no("cpu-threads", value, str(resources.cpu_threads), text, room.facts_age)
     if resources.memory_bytes > room.memory_free:
         value, needed = _gib(max(0, room.memory_free)), _gib(resources.memory_bytes)
-        text = f"has {value} of {_gib(room.memory_bytes)} memory to give, {needed} needed"
+        before = f" (a run took {_gib(need.took)})" if need.took else ""
+        text = f"has {value} of {_gib(room.memory_bytes)} memory to give, {needed} needed{before}"
         yield no("memory", value, needed, text, room.heard_age)
     if resources.disk_bytes and need.source not in room.weights:
         if room.disk_free is None:
@@ -129,7 +138,7 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
             value, needed = _gib(max(0, room.disk_free)), _gib(resources.disk_bytes)
             yield no("disk", value, needed, f"has {value} of disk for weights, {needed} needed", room.heard_age)
     if resources.gpus:
-        _, short = _gpus(room, resources)
+        _, short = _gpus(room, need)
         if short is not None:
             yield no(short.check, short.value, short.needed, short.text, short.age)
 
@@ -191,11 +200,12 @@ class _Short:
     age: float | None = None
 
 
-def _gpus(room: Room, need: Resources) -> tuple[tuple[Unit, ...], _Short | None]:
+def _gpus(room: Room, asked: Need) -> tuple[tuple[Unit, ...], _Short | None]:
     """The units that would do; or those still left when a check leaves too few, and that check.
 
     What no operator can change comes first, so that a node which never fits says so and not that it is busy.
     """
+    need = asked.resources
     wanted, units = need.gpus, room.units
 
     def left_of(left: tuple[Unit, ...]) -> str:
@@ -219,6 +229,14 @@ def _gpus(room: Room, need: Resources) -> tuple[tuple[Unit, ...], _Short | None]
             has = ", ".join(sorted({"unknown" if u.memory_bytes is None else _gib(u.memory_bytes) for u in before}))
             text = f"has GPUs of {has} memory, not {needed}: {left_of(left)}"
             return left, _Short("gpu-memory", has, needed, text, room.facts_age)
+    elif (guess := asked.estimate) is not None:
+        before, left = left, tuple(u for u in left if guess.fits(u.memory_bytes))
+        if len(left) < wanted:
+            sizes = sorted({u.memory_bytes or 0 for u in before})
+            share = f" x {guess.share:g}" if guess.share < 1 else ""
+            has = ", ".join(f"{_gib(size)}{share}" for size in sizes)
+            text = f"has GPUs of {has} memory, too little for {guess.text}: {left_of(left)}"
+            return left, _Short("estimate", has, _gib(guess.bytes), text, room.facts_age)
     before, left = left, tuple(u for u in left if not u.broken)
     if len(left) < wanted:
         worst = next(u for u in before if u.broken)
@@ -256,7 +274,7 @@ IDLE_FOREIGN = 512 << 20
 def domains(room: Room, need: Need) -> tuple[str, ...]:
     """The NVLink domains in which a node that has room has enough GPUs for the shard, by name."""
     counts: dict[str, int] = {}
-    for unit in _gpus(room, need.resources)[0] if need.resources.gpus else ():
+    for unit in _gpus(room, need)[0] if need.resources.gpus else ():
         if unit.domain:
             counts[unit.domain] = counts.get(unit.domain, 0) + 1
     return tuple(sorted(domain for domain, count in counts.items() if count >= need.resources.gpus))
@@ -269,11 +287,17 @@ def pick(room: Room, need: Need, domain: str = "") -> tuple[str, ...]:
     """
     if not need.resources.gpus:
         return ()
-    fitting, _ = _gpus(room, need.resources)
+    fitting, _ = _gpus(room, need)
     if domain:
         fitting = tuple(unit for unit in fitting if unit.domain == domain)
     order = sorted(range(len(fitting)), key=lambda n: (fitting[n].warned, n))
     return tuple(fitting[n].uuid for n in sorted(order[: need.resources.gpus]))
+
+
+def took(need: Need) -> str:
+    """What a run of this kind took of the host's memory, beyond what the profile asks for."""
+    asked = _gib(need.resources.memory_bytes) if need.resources.memory_bytes else "none"
+    return f"a run took {_gib(need.took)} of the host's memory, {asked} is asked for"
 
 
 def _gib(size: int) -> str:

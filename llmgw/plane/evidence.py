@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 import attrs
 from immutables import Map
-from msgspec.structs import replace
 
 from llmgw.plane.world import Evidence, Settings, World
 from llmgw.rdma.results import EndView, PairResult, RailResult, summary

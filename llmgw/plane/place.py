@@ -13,12 +13,13 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from llmgw.plane.checks import Need, fetched, installed, pick, refusals
+from llmgw.plane.checks import Need, fetched, installed, pick, refusals, took
+from llmgw.plane.memory import Runs, estimate, key
 from llmgw.plane.reach import Reach
-from llmgw.plane.rooms import FULL_DISK, Room, labels_of, room, weights_of
+from llmgw.plane.rooms import FULL_DISK, Room, labels_of, room
 from llmgw.plane.several import Choice, Entry, Member, Score, Several
 from llmgw.plane.world import DEFAULT, Model, Node, Reason, Settings, Shard, World
-from llmgw.wire.facts import ModelName, NodeId, ShardId
+from llmgw.wire.facts import ModelName, NodeId, ShardId, Weights
 
 T = TypeVar("T")
 
@@ -45,6 +46,9 @@ class Rooms:
         self._nodes: Mapping[NodeId, Node] = world.nodes
         self._now = now
         self._apart = _apart(world)
+        self._learned = world.learned
+        self._shapes: dict[str, Weights] = {}
+        self._wholes: dict[Need, Need] = {}
         self._held: dict[NodeId, dict[ShardId, Shard]] = {}
         self._replicas: dict[ModelName, dict[NodeId, int]] = {}
         for shard in world.shards.values():
@@ -139,10 +143,29 @@ class Rooms:
         return tuple(reason for reasons in found.values() for reason in reasons)
 
     def _whole(self, need: Need) -> Need:
-        """The need with the models that name this one as apart, and without its name, which then counts no more."""
-        apart = self._apart.get(need.model, frozenset()) if need.model else frozenset()
-        whole = tuple(sorted({*need.apart, *apart}))
-        return attrs.evolve(need, apart=whole, model=ModelName(""))
+        """The need with what the world adds to it: the models that name this one as apart, and the memory that its
+        kind of run takes. Two models that ask for as much are the same from there on."""
+        found = self._wholes.get(need)
+        if found is None:
+            apart = self._apart.get(need.model, frozenset()) if need.model else frozenset()
+            asked = need.resources
+            runs = Runs(need.engine, need.source, need.args, need.context, asked.gpus, need.nodes)
+            learned = self._learned.get(key(runs)) if self._learned else None
+            guess = None
+            if asked.gpus and not asked.gpu_memory_bytes:
+                self._look_at_weights()
+                guess = estimate(runs, self._shapes.get(need.source), learned)
+            took = learned.memory_bytes if learned is not None and learned.memory_bytes > asked.memory_bytes else 0
+            found = self._wholes[need] = attrs.evolve(
+                need,
+                apart=tuple(sorted({*need.apart, *apart})),
+                model=ModelName(""),
+                args=(),
+                context=None,
+                estimate=guess,
+                took=took,
+            )
+        return found
 
     def _from_heap(
         self,
@@ -179,12 +202,7 @@ class Rooms:
 
     def _entries(self, need: Need, model: ModelName) -> Callable[[NodeId, Score], _Entry]:
         """How the nodes are ordered for one model: the smallest entry is the best."""
-        if self._sources is None:
-            self._sources = {}
-            for node in self._nodes:
-                for source in weights_of(self._nodes[node]):
-                    self._sources.setdefault(source, set()).add(node)
-        there: Collection[NodeId] = self._sources.get(need.source, ())
+        there: Collection[NodeId] = self._look_at_weights().get(need.source, ())
         replicas = self._replicas.get(model, {})
         if not need.spread:
             return lambda node, score: (0, node not in there, replicas.get(node, 0), *score, node)
@@ -204,6 +222,19 @@ class Rooms:
             node,
         )
 
+    def _look_at_weights(self) -> Mapping[str, set[NodeId]]:
+        """Where each source is complete; and the weights of each that say most of their model."""
+        if self._sources is None:
+            self._sources = {}
+            for node, known in self._nodes.items():
+                for weights in known.facts.weights if known.facts is not None else ():
+                    if weights.complete and not weights.error:
+                        self._sources.setdefault(weights.source, set()).add(node)
+                        shape = self._shapes.get(weights.source)
+                        if shape is None or (shape.kv_bytes_per_token is None and weights.kv_bytes_per_token):
+                            self._shapes[weights.source] = weights
+        return self._sources
+
     def _liked(self, need: Need, entry: Callable[[NodeId, Score], _Entry]) -> Callable[[NodeId, Score], Entry]:
         """The same order for a replica of several nodes, to which it matters with whom a node was tested well."""
         if "rdma" not in need.network or not (friends := self._reach.friendly()):
@@ -219,6 +250,8 @@ class Rooms:
             where = f"{need.spread}={value}" if value is not None else f"places without the label {need.spread}"
             words.append(f"{crowd or 'no'} other replicas in {where}")
         words.append(f"{others} other replicas of the model there" if others else "no other replica of the model there")
+        if need.took:
+            words.append(took(need))
         if need.resources.gpus:
             left = sum(not u.holder and not u.broken for u in room.units) - need.resources.gpus
             words.append(f"{left} GPUs left")
@@ -258,14 +291,14 @@ class Rooms:
         """The scores of all nodes that pass, which are the same for all models that ask for as much."""
         by_source = need.resources.disk_bytes or (fetched(need.source) and self._some_disk_is_full())
         # What a model prefers and what joins its nodes are no matter of one node.
-        plain = attrs.evolve(need, nodes=min(need.nodes, 2), network=(), rails=0, spread="")
-        key = plain if by_source else attrs.evolve(plain, source="")
-        kept = self._scores.get(key)
+        plain = attrs.evolve(need, nodes=min(need.nodes, 2), network=(), rails=0, spread="", took=0)
+        same = plain if by_source else attrs.evolve(plain, source="")
+        kept = self._scores.get(same)
         if kept is None:
-            scores = {node: score for node in self._nodes if (score := self._score(node, key)) is not None}
-            kept = self._scores[key] = _Kept(scores, len(self._touched))
+            scores = {node: score for node in self._nodes if (score := self._score(node, same)) is not None}
+            kept = self._scores[same] = _Kept(scores, len(self._touched))
         for node in set(self._touched[kept.seen :]):
-            score = self._score(node, key)
+            score = self._score(node, same)
             if score is None:
                 kept.value.pop(node, None)
             else:

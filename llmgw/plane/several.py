@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 
-from llmgw.plane.checks import Need, pick
+from llmgw.plane.checks import Need, pick, took
 from llmgw.plane.groups import Way, together
 from llmgw.plane.network import End, ends, environment
 from llmgw.plane.reach import Reach, of_one
@@ -317,6 +317,8 @@ class Several:
             words.append(f"{good} of {count * (count - 1) // 2} pairs tested good")
         if entries and (others := sum(entries[name][3] for name in names if name in entries)):
             words.append(f"{others} other replicas of the model there")
+        if need.took:
+            words.append(took(need))
         if met and way.network != "nvlink" and not met[0].interface and not way.site:
             words.append("no subnet that all are in is known, so their addresses must be routed")
         return ", ".join(words)
