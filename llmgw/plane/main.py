@@ -31,6 +31,7 @@ from llmgw.plane.certs import Authority
 from llmgw.plane.fabric import Fabrics
 from llmgw.plane.fabrics.desk import FabricDesk
 from llmgw.plane.fleet import Fleet
+from llmgw.plane.gateway import counts
 from llmgw.plane.gateway.demand import Demand, tell_demand
 from llmgw.plane.gateway.feed import serve_routes
 from llmgw.plane.gateway.in_flight import InFlight
@@ -100,6 +101,7 @@ class Plane:
     routes: Cell[Routes]
     in_flight: InFlight
     demand: Demand
+    counts: counts.Counts
     fabrics: Fabrics
     stop: trio.Event = attrs.field(factory=trio.Event)
     _serving: int = 0
@@ -141,6 +143,7 @@ class Plane:
                 self.settings.gateway,
                 in_flight=self.in_flight,
                 demand=self.demand,
+                metrics=self.counts.own,
                 stop=self.stop,
                 task_status=task_status,
             )
@@ -210,6 +213,7 @@ async def assemble(settings: PlaneSettings, store: Store) -> Plane:
         routes=routes,
         in_flight=InFlight(routes),
         demand=Demand(routes),
+        counts=counts.Counts(settings.directory),
         fabrics=fabrics,
     )
     await plane.apply_file()
@@ -258,13 +262,19 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
     elsewhere: dict[str, tuple[str, ...]] = {}
     for endpoint in settings.endpoints:
         elsewhere[endpoint.model] = (*elsewhere.get(endpoint.model, ()), endpoint.url)
+
+    def traffic() -> Traffic:
+        known, in_flight = plane.counts.all(), plane.in_flight.all()
+        totals = {**counts.totals(known), "in_flight": sum(in_flight.values())}
+        return Traffic(in_flight=in_flight, totals=totals, elsewhere=elsewhere, served=counts.by_model(known))
+
     admin = Admin(
         fleet=plane.fleet,
         hub=plane.hub,
         authority=plane.authority,
         tokens=plane.tokens,
         administrator=plane.administrator,
-        traffic=lambda: Traffic(in_flight=plane.in_flight.all(), elsewhere=elsewhere),
+        traffic=traffic,
         name=settings.name,
         agents_url=settings.agents_url,
         bandwidth=Desk(
@@ -280,6 +290,7 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
     nursery.start_soon(plane.fleet.run, plane.hub)
     nursery.start_soon(keep_routes, plane.fleet.world, settings.endpoints, plane.routes)
     nursery.start_soon(plane.end_drains)
+    nursery.start_soon(plane.counts.run)
     nursery.start_soon(tell_demand, plane.demand, plane.fleet.asked)
     nursery.start_soon(plane.fabrics.run)
     await nursery.start(serve_routes, settings.directory, plane.routes, plane.in_flight, plane.fleet.asked)

@@ -227,7 +227,8 @@ class ModelView(Struct, frozen=True, kw_only=True):
     `elsewhere` are the addresses of engines that serve it too and are not the plane's to run (`[[endpoints]]`).
     `updated` replicas have the wanted revision of its profile; `rollout` says in words how a change goes on, `paused`
     why it does not. `replicas` is how many were asked for: none of them are wanted while it is `unloaded`, for want of
-    requests for `idle` seconds; `idle_in` is how long until then, if no request comes.
+    requests for `idle` seconds; `idle_in` is how long until then, if no request comes. `requests` are those that ended
+    since the gateways started, `failed` with a status from 500 on; `held` wait now for it to be ready.
     """
 
     name: str = ""
@@ -251,6 +252,11 @@ class ModelView(Struct, frozen=True, kw_only=True):
     idle_in: float | None = None
     unloaded: bool = False
     revisions: int = 1
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    held: int = 0
 
 
 class ModelsReply(Struct, frozen=True, kw_only=True):
@@ -577,7 +583,11 @@ class NodeReply(Struct, frozen=True, kw_only=True):
 
 
 class StatusReply(Struct, frozen=True, kw_only=True):
-    """The fleet in a few numbers. `waiting` is what the plane puts off now and why, with the seconds left."""
+    """The fleet in a few numbers. `waiting` is what the plane puts off now and why, with the seconds left.
+
+    `gateway` counts since the gateways started: "requests", of them "failed" (status from 500 on) and "left" (the client
+    went away), "retries", "prompt_tokens", "completion_tokens"; and what is now: "held" and "in_flight".
+    """
 
     api: int = API
     plane: str = ""

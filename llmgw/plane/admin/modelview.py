@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from immutables import Map
 from msgspec import structs
 
 from llmgw.plane import idle
+from llmgw.plane.admin.seams import NOTHING, Traffic
 from llmgw.plane.admin.shardview import replica_views
+from llmgw.plane.gateway.counts import Served
 from llmgw.plane.profiles import differences
 from llmgw.plane.rollout import Rollout, rollout_of
 from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Want, World
@@ -22,20 +23,30 @@ def model_views(
     world: World,
     now: float,
     wall: float,
-    elsewhere: Mapping[str, tuple[str, ...]] = Map(),
+    traffic: Traffic = NOTHING,
     settings: Settings = DEFAULT,
 ) -> tuple[ModelView, ...]:
     """Every wanted model, those that still have replicas, and those that are served elsewhere, by name."""
     replicas: dict[str, list[ReplicaView]] = defaultdict(list)
     for view in replica_views(world, now, wall, settings=settings):
         replicas[view.model].append(view)
-    names = {*world.models, *map(ModelName, replicas), *map(ModelName, elsewhere)}
+    names = {*world.models, *map(ModelName, replicas), *map(ModelName, traffic.elsewhere)}
     return tuple(
-        structs.replace(
-            _model(name, world.models.get(name), replicas[name], world, now, settings),
-            elsewhere=elsewhere.get(name, ()),
-        )
+        _with_traffic(_model(name, world.models.get(name), replicas[name], world, now, settings), traffic)
         for name in sorted(names)
+    )
+
+
+def _with_traffic(view: ModelView, traffic: Traffic) -> ModelView:
+    served = traffic.served.get(view.name, Served())
+    return structs.replace(
+        view,
+        elsewhere=traffic.elsewhere.get(view.name, ()),
+        requests=served.requests,
+        failed=served.failed,
+        prompt_tokens=served.prompt_tokens,
+        completion_tokens=served.completion_tokens,
+        held=served.held,
     )
 
 

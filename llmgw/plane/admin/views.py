@@ -53,7 +53,7 @@ def node(
 def models(
     world: World, now: float, wall: float, traffic: Traffic = NOTHING, settings: Settings = DEFAULT
 ) -> ModelsReply:
-    return ModelsReply(models=model_views(world, now, wall, traffic.elsewhere, settings))
+    return ModelsReply(models=model_views(world, now, wall, traffic, settings))
 
 
 def history(world: World, name: str) -> HistoryReply:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from llmgw import log as logs
 from llmgw.cell import Cell
 from llmgw.config import LogSettings
-from llmgw.plane.gateway import feed
+from llmgw.plane.gateway import counts, feed
 from llmgw.plane.gateway.demand import Demand
 from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.in_flight import InFlight
@@ -110,25 +110,7 @@ class Siblings:
 
     async def others(self) -> Iterable[Metrics]:
         """What the siblings count; one that does not answer in time is left out."""
-        found: list[Metrics] = []
-        async with trio.open_nursery() as nursery:
-            for path in sorted(self._directory.glob("counts-*.sock")):
-                if path != self._own:
-                    nursery.start_soon(self._ask, path, found)
-        return sorted(found, key=lambda metrics: metrics.worker)
-
-    async def _ask(self, path: Path, found: list[Metrics]) -> None:
-        data = b""
-        with trio.move_on_after(1.0) as scope:
-            try:
-                async with feed.connected(path) as stream:
-                    async for piece in stream:
-                        data += piece
-                found.append(msgspec.msgpack.decode(data, type=Metrics))
-            except (OSError, trio.BrokenResourceError, msgspec.DecodeError) as error:
-                log.debug("a sibling did not tell its counts", socket=str(path), why=str(error))
-        if scope.cancelled_caught:
-            log.warning("a sibling did not tell its counts in time", socket=str(path))
+        return await counts.ask(path for path in counts.sockets(self._directory) if path != self._own)
 
 
 async def main() -> None:
