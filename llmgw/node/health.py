@@ -109,23 +109,24 @@ TOKEN_AGAIN = 1.0
 
 
 def unproved(
-    answer: Answer, before: Counters | None, after: Counters | None, failed: int, within: float
+    answer: Answer, took: float, before: Counters | None, after: Counters | None, failed: int, within: float
 ) -> Dead | None:
-    """Whether an engine that was asked for a token for the `failed`th time in vain is dead. Pure.
+    """Whether an engine that was asked for a token for the `failed`th time in vain, for `took` seconds, is dead. Pure.
 
     /health stays 200 when another member has died, so only tokens count. A slow one is death at once, for its deadline
     is above what load explains, unless others' tokens were made meanwhile.
     """
     if answer is Answer.WELL:
         return None
-    if answer is Answer.SLOW:
+    if answer is Answer.SLOW and took >= within:
         if before is not None and after is not None and after.tokens != before.tokens:
             return None
         words = f"it made no token within {within:.0f} s"
     elif failed < TOKENS_FAILED:
         return None
     else:
-        words = f"it makes no tokens any more ({answer.value}, {failed} times in a row)"
+        said = "it hung up" if answer is Answer.SLOW else answer.value
+        words = f"it makes no tokens any more ({said}, {failed} times in a row)"
     return Dead("token-failed", words, "a member of the replica or what joins them may be gone: look at all their logs")
 
 

@@ -279,10 +279,12 @@ async def until_no_token(record: Record, line: Line, patience: Patience) -> Dead
         if before is not None and known is not None and before.tokens > known.tokens:
             known, failed = before, 0
             continue
+        asked = trio.current_time()
         answer = await line.token(record.model, patience.token)
+        took = trio.current_time() - asked
         known = await line.counters() or before
         failed = failed + 1 if answer is not Answer.WELL else 0
-        if (dead := unproved(answer, before, known, failed, patience.token)) is not None:
+        if (dead := unproved(answer, took, before, known, failed, patience.token)) is not None:
             return dead
 
 

@@ -74,21 +74,23 @@ STILL, MOVED = Counters(0, 10), Counters(0, 11)
 
 
 @pytest.mark.parametrize(
-    ("answer", "before", "after", "failed", "dead"),
+    ("answer", "took", "before", "after", "failed", "dead"),
     [
-        (WELL, STILL, MOVED, 0, False),
-        (UNWELL, STILL, STILL, 1, False),  # once may be chance
-        (UNWELL, STILL, STILL, 2, True),
-        (REFUSED, None, None, 2, True),
-        (SLOW, STILL, STILL, 1, True),  # its deadline is above what load explains
-        (SLOW, None, None, 1, True),
-        (SLOW, STILL, MOVED, 5, False),  # it makes tokens for others
+        (WELL, 0.1, STILL, MOVED, 0, False),
+        (UNWELL, 0.1, STILL, STILL, 1, False),  # once may be chance
+        (UNWELL, 0.1, STILL, STILL, 2, True),
+        (REFUSED, 0.1, None, None, 2, True),
+        (SLOW, 120.0, STILL, STILL, 1, True),  # its deadline is above what load explains
+        (SLOW, 120.0, None, None, 1, True),
+        (SLOW, 120.0, STILL, MOVED, 5, False),  # it makes tokens for others
+        (SLOW, 0.1, STILL, STILL, 1, False),  # it hung up: if it dies of that, its end says why
+        (SLOW, 0.1, STILL, STILL, 2, True),
     ],
 )
 def test_a_leader_that_makes_no_tokens_is_dead_however_well_it_says_it_is(
-    answer: Answer, before: Counters | None, after: Counters | None, failed: int, dead: bool
+    answer: Answer, took: float, before: Counters | None, after: Counters | None, failed: int, dead: bool
 ) -> None:
-    found = unproved(answer, before, after, failed, 120.0)
+    found = unproved(answer, took, before, after, failed, 120.0)
     assert (found is not None) is dead
     assert code(found) == "token-failed" if found is not None else True
 
