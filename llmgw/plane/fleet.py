@@ -17,7 +17,7 @@ from immutables import Map
 
 from llmgw.cell import Cell
 from llmgw.errors import BadInput, LlmgwError, Unavailable
-from llmgw.plane import converge, drains, evidence, idle, operate
+from llmgw.plane import converge, drains, evidence, idle, memory, operate
 from llmgw.plane.bandwidth import history
 from llmgw.plane.clones import Displacements, host_of
 from llmgw.plane.event import Event
@@ -30,7 +30,7 @@ from llmgw.plane.plan import plan
 from llmgw.plane.rollout import Rollouts
 from llmgw.plane.steps import Plan, enact, told
 from llmgw.plane.store import Store
-from llmgw.plane.store.records import EPOCH, MODELS, NODES, RETIRED, SHARDS, Stored, world_of
+from llmgw.plane.store.records import EPOCH, LEARNED, MODELS, NODES, RETIRED, SHARDS, Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Node, Settings, Unplaced, Want, World
 from llmgw.rdma.results import PairResult
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
@@ -243,7 +243,7 @@ class Fleet:
     async def load(self) -> None:
         """What the store holds, and a new epoch. Nodes are expected back, and nothing is placed before (D3)."""
         values: dict[str, bytes] = {}
-        for prefix in (MODELS, NODES, SHARDS, RETIRED):
+        for prefix in (MODELS, NODES, SHARDS, RETIRED, LEARNED):
             values.update((await self._store.load(prefix)).values)
         await self.events.load(self._store)
         known = (await self._store.load(EPOCH)).values.get(EPOCH, b"0")
@@ -269,9 +269,10 @@ class Fleet:
             begun, seen = self._clock(), self.world.version
             self._take(*expire(self.world.value, begun, self._wall(), self._settings, max(0.0, begun - due)))
             if begun - self._compared_at >= EVERY:
-                self._compared_at = begun
+                since, self._compared_at = self._compared_at, begun
                 self._take(*self._expectations.judge(self.world.value, begun, self._wall()))
                 self._take(evidence.aged(self.world.value, begun, self._settings), ())
+                self._take(memory.learn(self.world.value, begun, self._wall(), since), ())
             try:
                 await self._decide(begun)
             except LlmgwError as error:

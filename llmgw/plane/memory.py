@@ -17,7 +17,7 @@ so that a real run's figure only shows what was enough; others take what they ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, isfinite
 
 import attrs
 from immutables import Map
@@ -228,7 +228,7 @@ def learn(world: World, now: float, clock: float, since: float) -> World:
         name, gpus = key(runs_of(shard)), len(shard.spec.gpus)
         known = learned.get(name)
         each = ceil((load.gpu_memory_bytes or 0) / gpus) if gpus else 0
-        new = known is None or shard.ready_at + WARM > since
+        new = known is None or (isfinite(since) and shard.ready_at + WARM > since)
         before = known or Learned()
         grown = _more(each, before.gpu_bytes) or _more(load.rss_bytes, before.memory_bytes)
         if new or grown:

@@ -2,7 +2,7 @@
 
 Only what cannot be seen again: wanted models, placements with their failures, what operators said of nodes, since
 when a problem is there, the highest generations of shards that are no more. What a node tells (status, inventory,
-load) is not in it.
+load) is not in it. What engines took of memory at most can be seen again, but only by running them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from immutables import Map
 from msgspec import Struct
 
 from llmgw.errors import Conflict
-from llmgw.plane.world import Ack, Failure, Inventory, Model, Node, OpenProblem, Shard, Stage, Want, World
+from llmgw.plane.world import Ack, Failure, Inventory, Learned, Model, Node, OpenProblem, Shard, Stage, Want, World
 from llmgw.wire.facts import ModelName, NodeId, Problem, ReplicaId, ShardId, ShardSpec
 
 S = TypeVar("S")
 
 #: The prefixes under which the world lies; events and certificates have their own.
 MODELS, NODES, SHARDS, RETIRED = "models/", "nodes/", "shards/", "retired/"
+LEARNED = "learned/"
 EPOCH = "plane/epoch"
 
 
@@ -141,6 +142,8 @@ class Stored:
             look(NODES + node.id, node, mark, lambda node=node: node_record(node))  # type: ignore[misc]
         for shard in world.shards.values():
             look(SHARDS + shard.id, shard, _Same(shard), lambda shard=shard: shard_record(shard))  # type: ignore[misc]
+        for name, learned in world.learned.items():
+            look(LEARNED + name, learned, learned, lambda learned=learned: learned)  # type: ignore[misc]
         for id, generation in world.retired.items():
             look(RETIRED + id, generation, generation, lambda generation=generation: generation)  # type: ignore[misc]
         return puts, tuple(key for key in self._bytes if key not in seen), seen
@@ -180,7 +183,7 @@ def world_of(values: Mapping[str, bytes], now: float, clock: float) -> World:
 
     Raises Conflict for a record that cannot be read: guessing at placements could make two of one shard.
     """
-    models, nodes, shards, retired = {}, {}, {}, {}
+    models, nodes, shards, retired, learned = {}, {}, {}, {}, {}
     for key, value in values.items():
         if key.startswith(MODELS):
             model = _read(key, value, Model)
@@ -193,7 +196,16 @@ def world_of(values: Mapping[str, bytes], now: float, clock: float) -> World:
             shards[shard.id] = shard
         elif key.startswith(RETIRED):
             retired[ShardId(key.removeprefix(RETIRED))] = _read(key, value, int)
-    return World(nodes=Map(nodes), models=Map(models), shards=Map(shards), retired=Map(retired), version=1)
+        elif key.startswith(LEARNED):
+            learned[key.removeprefix(LEARNED)] = _read(key, value, Learned)
+    return World(
+        nodes=Map(nodes),
+        models=Map(models),
+        shards=Map(shards),
+        retired=Map(retired),
+        learned=Map(learned),
+        version=1,
+    )
 
 
 def _node(id: NodeId, record: NodeRecord, now: float, clock: float) -> Node:
@@ -243,4 +255,15 @@ def _read(key: str, value: bytes, kind: type[S]) -> S:
         ) from None
 
 
-__all__ = ["EPOCH", "MODELS", "NODES", "RETIRED", "SHARDS", "NodeRecord", "ShardRecord", "Stored", "world_of"]
+__all__ = [
+    "EPOCH",
+    "LEARNED",
+    "MODELS",
+    "NODES",
+    "RETIRED",
+    "SHARDS",
+    "NodeRecord",
+    "ShardRecord",
+    "Stored",
+    "world_of",
+]
