@@ -59,6 +59,7 @@ class _Planner:
         self.steps: list[Step] = []
         self.unplaced: dict[ModelName, Unplaced] = {}
         self.again: float | None = None
+        self.leaving: set[ModelName] = set()
 
     def plan(self) -> Plan:
         by_model: dict[ModelName, list[Replica]] = {name: [] for name in self.world.models}
@@ -78,6 +79,8 @@ class _Planner:
     def _going(self, replica: Replica) -> None:
         """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more."""
         here = [shard for shard in replica.members if not self._dropped(shard)]
+        if here:
+            self.leaving.add(replica.model)
         finishing = len(here) == len(replica.members) == size(replica.leader) and all(
             shard.want is Want.DRAIN and shard.state in (ShardState.READY, ShardState.DRAINING) for shard in here
         )
@@ -127,6 +130,7 @@ class _Planner:
                 here.append(shard)
         if not here:
             return
+        self.leaving.add(replica.model)
         if replica.ready and len(here) == len(replica.members):
             self.steps += [Drain(shard.id, why) for shard in here]
             self._look(self.now + drains.of_replica(self.world, here, self.settings))
@@ -209,9 +213,8 @@ class _Planner:
         surplus = max(0, ready + sum(r.ready for r in serving) - wanted)
         going = [r for r in serving if r.ready][:surplus]
         if paused:
-            over = max(0, len(staying) + len(serving) - wanted - model.surge)
             dispensable = sorted((r for r in serving if r in kept), key=lambda r: (r.ready, order(r)))
-            going = [r for r in going if r not in kept] + dispensable[:over]
+            going = [r for r in going if r not in kept] + dispensable[: max(0, len(serving) - wanted)]
         for replica in going:
             self._leave(replica, self._why_leaving(replica, model))
         serving = [r for r in serving if r not in going]
@@ -237,8 +240,8 @@ class _Planner:
         if not older or missing <= 0:
             return
         unready += self._place(model, min(missing, model.surge - unready))
-        if unready:
-            return
+        if unready or (model.surge and model.name in self.leaving):
+            return  # what leaves makes room in a moment, and as many serve as are wanted
         for replica in older:
             if not any(self._cordoned(node) for node in replica.nodes) and self._follows(model, replica):
                 self._leave(replica, f"room is needed for revision {model.revision} of its profile")

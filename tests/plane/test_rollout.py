@@ -1,0 +1,332 @@
+"""A changed profile goes through the replicas: revisions, surge, one by one, pause, roll back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from llmgw.errors import Conflict, NotFound
+from llmgw.plane.plan import plan
+from llmgw.plane.rollout import KEPT, Rollout, Rollouts, after_change, of_revision, rolled_back, rollout_of
+from llmgw.plane.store.records import Stored, world_of
+from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Stage, Want, World
+from llmgw.wire.facts import ModelName, ShardId, ShardState
+from tests.plane.test_gang import gang, says
+from tests.plane.test_plan import change, stage, wanted, words
+from tests.plane.worlds import CLOCK, hear, model, profile, ready, register, settle, status, world
+
+TINY = ModelName("tiny")
+
+
+def of(args: str, threads: int = 1) -> Profile:
+    return profile(threads=threads, args=(args,))
+
+
+def tiny(replicas: int = 1, surge: int = 1, threads: int = 1) -> Model:
+    return replace(model(replicas=replicas, of=of("--old", threads)), surge=surge)
+
+
+def newer(here: World, args: str = "--new", **fields: object) -> World:
+    known = here.models[TINY]
+    changed = after_change(known, replace(known.profile, args=(args,)), CLOCK)
+    return wanted(here, replace(changed, **fields))
+
+
+def served(*nodes: str, of: Model, threads: int = 2) -> World:
+    return ready(settle(world(*(register(n, threads=threads) for n in nodes), models=[of]))[0])
+
+
+def in_service(here: World) -> int:
+    return sum(s.rank == 0 and s.want is Want.RUN and s.state is ShardState.READY for s in here.shards.values())
+
+
+def stops(here: World, now: float) -> World:
+    """What was told to stop has stopped."""
+    for shard in list(here.shards.values()):
+        if shard.want is Want.STOP:
+            here = hear(here, shard.node, status(shard.id, shard.generation, ShardState.STOPPED), now)
+    return here
+
+
+def rolled(here: World, until: int = 600) -> tuple[World, list[str], int, int]:
+    """The rollout to its end, every engine well: the steps, the fewest that served, the most that were placed."""
+    seen: list[str] = []
+    fewest, most = in_service(here), 0
+    for now in range(0, until, 10):
+        here, steps = settle(here, float(now))
+        seen += words(steps)
+        fewest = min(fewest, in_service(here))
+        most = max(most, len({s.replica for s in here.shards.values() if s.want is Want.RUN}))
+        here = ready(stops(here, float(now)), float(now))
+    return here, seen, fewest, most
+
+
+# Revisions ------------------------------------------------------------------------------------------------
+
+
+def test_a_new_profile_gets_a_new_number_and_the_old_one_goes_into_the_history() -> None:
+    changed = after_change(tiny(), of("--new"), 100.0)
+    assert (changed.revision, changed.profile.args) == (2, ("--new",))
+    assert [(past.revision, past.profile.args, past.clock) for past in changed.history] == [(1, ("--old",), 100.0)]
+    assert after_change(changed, of("--new"), 200.0) == changed
+
+
+def test_a_profile_that_was_there_before_gets_its_number_back() -> None:
+    there = after_change(tiny(), of("--new"), 100.0)
+    back = after_change(there, of("--old"), 200.0)
+    assert (back.revision, [past.revision for past in back.history]) == (1, [2])
+    assert after_change(back, of("--third"), 300.0).revision == 3
+
+
+def test_a_roll_back_takes_the_profile_before_this_one_and_again_the_one_after() -> None:
+    there = after_change(tiny(), of("--new"), 100.0)
+    back = rolled_back(there, 200.0)
+    assert (back.revision, back.profile.args) == (1, ("--old",))
+    assert rolled_back(back, 300.0).revision == 2
+
+
+def test_a_roll_back_to_a_revision_by_number() -> None:
+    here = tiny()
+    for number in range(2, 5):
+        here = after_change(here, of(f"--{number}"), float(number))
+    assert rolled_back(here, 9.0, to=2).profile.args == ("--2",)
+    with pytest.raises(Conflict, match="tiny has revision 4 of its profile already"):
+        rolled_back(here, 9.0, to=4)
+    with pytest.raises(NotFound, match="no revision 9 in its history: it can go back to 1, 2, 3"):
+        rolled_back(here, 9.0, to=9)
+
+
+def test_a_model_that_never_changed_has_nothing_to_go_back_to() -> None:
+    with pytest.raises(Conflict, match="never had another profile"):
+        rolled_back(tiny(), 1.0)
+
+
+@given(st.lists(st.one_of(st.integers(0, 12), st.just(-1)), max_size=40))
+def test_a_revision_always_names_one_profile(changes: list[int]) -> None:
+    here, seen = tiny(), dict[int, tuple[str, ...]]({1: ("--old",)})
+    for number in changes:
+        if number >= 0:
+            here = after_change(here, of(f"--{number}"), 0.0)
+        elif here.history:
+            here = rolled_back(here, 0.0)
+        assert seen.setdefault(here.revision, here.profile.args) == here.profile.args
+        assert len(here.history) <= KEPT
+        assert here.revision not in {past.revision for past in here.history}
+
+
+# Going on -------------------------------------------------------------------------------------------------
+
+
+def test_one_at_a_time_beside_the_old_ones_where_there_is_room() -> None:
+    here, _, fewest, most = rolled(newer(served("n1", "n2", "n3", of=tiny(3))))
+    assert (fewest, most) == (3, 4)
+    assert {s.revision for s in here.shards.values()} == {2}
+
+
+def test_a_surge_of_more_replaces_so_many_at_once() -> None:
+    here = newer(served("n1", "n2", "n3", "n4", of=tiny(4, surge=3)))
+    _, steps = settle(here)
+    assert len(words(steps)) == 3
+    here, _, fewest, most = rolled(here)
+    assert (fewest, most) == (4, 7)
+
+
+def test_a_surge_starts_the_next_as_each_becomes_ready() -> None:
+    here, _ = settle(newer(served("n1", "n2", "n3", "n4", of=tiny(4, surge=2))))
+    assert settle(here, 1.0)[1] == ()
+    here = says(here, "tiny-4-0", ShardState.READY, 2.0)
+    assert words(settle(here, 2.0)[1]) == ["drain tiny-0-0", "start tiny-6-0 g1 on n3"]
+
+
+def test_without_a_surge_one_goes_before_one_comes_though_there_is_room() -> None:
+    here, steps = settle(newer(served("n1", "n2", "n3", of=tiny(3, surge=0))))
+    assert words(steps)[0] == "drain tiny-0-0"
+    here, _, fewest, most = rolled(here)
+    assert (fewest, most) == (2, 3)
+
+
+def test_where_there_is_no_room_one_goes_before_one_comes() -> None:
+    here = newer(served("n1", "n2", of=tiny(2, threads=2)))
+    here, seen, fewest, most = rolled(here)
+    assert (fewest, most) == (1, 2)
+    assert [word for word in seen if word.startswith("start")] == ["start tiny-0-0 g2 on n1", "start tiny-1-0 g2 on n2"]
+
+
+def test_replicas_of_several_nodes_are_replaced_whole() -> None:
+    nodes = [register(f"n{n}", threads=1, engine_ports=(20_000, 20_999)) for n in range(1, 7)]
+    here = newer(ready(settle(world(*nodes, models=[gang(2, replicas=2)]))[0]))
+    here, seen, fewest, most = rolled(here)
+    assert (fewest, most) == (2, 3)
+    started = [word.split()[1] for word in seen if word.startswith("start")]
+    assert started == ["tiny-2-0", "tiny-2-1", "tiny-0-0", "tiny-0-1"]
+    assert {s.revision for s in here.shards.values()} == {2}
+
+
+def test_replicas_of_several_nodes_are_replaced_in_place_where_there_is_no_room() -> None:
+    nodes = [register(f"n{n}", threads=1, engine_ports=(20_000, 20_999)) for n in range(1, 5)]
+    here = newer(ready(settle(world(*nodes, models=[gang(2, replicas=2)]))[0]))
+    here, _, fewest, most = rolled(here)
+    assert (fewest, most) == (1, 2)
+    assert {s.revision for s in here.shards.values()} == {2}
+
+
+# Pausing --------------------------------------------------------------------------------------------------
+
+
+def failing(here: World, shard: str, times: int) -> World:
+    for _ in range(times):
+        now = here.shards[ShardId(shard)].not_before or 0.0
+        here = says(here, shard, ShardState.FAILED, now, cause="it does not know --new")
+        now = here.shards[ShardId(shard)].not_before or now
+        here, _ = settle(here, now)
+    return here
+
+
+def test_a_new_profile_that_keeps_failing_pauses_the_rollout_and_touches_nothing_more() -> None:
+    here, _ = settle(newer(served("n1", "n2", "n3", "n4", of=tiny(4, surge=2))))
+    here = says(here, "tiny-5-0", ShardState.READY, 0.5)
+    here, _ = settle(here, 0.5)
+    before = in_service(here)
+    here = failing(here, "tiny-4-0", DEFAULT.pause_after)
+    found = rollout_of(here, here.models[TINY])
+    assert found is not None
+    assert found.paused
+    assert found.why == "replica tiny-4 of revision 2 failed 2 times in a row: it does not know --new"
+    for now in range(100, 200, 10):
+        here, steps = settle(here, float(now))
+        assert [word.split()[0] for word in words(steps)] in ([], ["stop"], ["give", "up"])
+        assert in_service(here) == before
+
+
+def paused(*nodes: str, replicas: int = 2, surge: int = 1) -> World:
+    here, _ = settle(newer(served(*nodes, of=tiny(replicas, surge))))
+    return failing(here, f"tiny-{replicas}-0", DEFAULT.pause_after)
+
+
+def test_it_goes_on_when_the_new_one_becomes_ready_after_all() -> None:
+    here = paused("n1", "n2")
+    here = ready(here, 50.0)
+    found = rollout_of(here, here.models[TINY])
+    assert found == Rollout(revision=2, updated=1, ready=1, total=2, outdated=2)
+    assert words(settle(here, 50.0)[1])[0] == "drain tiny-0-0"
+
+
+def test_it_goes_on_with_a_newer_revision() -> None:
+    here = newer(paused("n1", "n2"), "--newest")
+    found = rollout_of(here, here.models[TINY])
+    assert found is not None
+    assert (found.revision, found.paused) == (3, False)
+    _, steps = settle(here, 60.0)
+    assert words(steps) == ["stop tiny-2-0", "start tiny-3-0 g1 on n2"]
+
+
+def test_a_roll_back_ends_it_and_what_still_runs_the_old_profile_stays() -> None:
+    here = paused("n1", "n2")
+    here = wanted(here, rolled_back(here.models[TINY], CLOCK))
+    here, steps = settle(here, 60.0)
+    assert words(steps) == ["stop tiny-2-0"]
+    assert in_service(here) == 2
+    here, steps = settle(stops(here, 61.0), 61.0)
+    assert words(steps) == ["give up tiny-2-0"]
+    assert rollout_of(here, here.models[TINY]) is None
+
+
+def test_while_it_is_paused_an_older_replica_that_dies_starts_again_as_it_was() -> None:
+    here = says(paused("n1", "n2"), "tiny-0-0", ShardState.FAILED, 50.0)
+    here, steps = settle(here, 50.0)
+    assert words(steps) == ["start tiny-0-0 g2 on n1"]
+    again = here.shards[ShardId("tiny-0-0")]
+    assert (again.revision, again.spec.args) == (1, ("--old",))
+
+
+def test_while_it_is_paused_an_older_replica_of_a_lost_node_moves_as_it_was() -> None:
+    here = stage(paused("n1", "n2", "n3"), "n1", Stage.LOST)
+    moved = [w for w in words(settle(here, 50.0)[1]) if "tiny-0-0" in w]
+    assert moved in (["start tiny-0-0 g2 on n2"], ["start tiny-0-0 g2 on n3"])
+    after = settle(here, 50.0)[0].shards[ShardId("tiny-0-0")]
+    assert (after.revision, after.spec.args) == (1, ("--old",))
+
+
+def test_without_a_pause_a_lost_nodes_replica_comes_back_with_the_new_profile_and_a_fresh_count() -> None:
+    here = failing(served("n1", "n2", of=tiny()), "tiny-0-0", 1)
+    here = stage(newer(ready(here, 5.0)), "n1", Stage.LOST)
+    after = settle(here, 50.0)[0].shards[ShardId("tiny-0-0")]
+    assert (after.node, after.revision, after.restarts, after.first_failure) == ("n2", 2, 0, None)
+
+
+def test_a_draining_nodes_replica_is_replaced_though_the_rollout_is_paused() -> None:
+    here = change(paused("n1", "n2", "n3", replicas=2), "n1", draining=True)
+    here, steps = settle(here, 50.0)
+    assert not [word for word in words(steps) if word.startswith("drain")]
+    assert in_service(here) == 2
+
+
+def test_scaling_down_while_it_is_paused_takes_older_ones_too() -> None:
+    here = paused("n1", "n2", "n3", replicas=3)
+    fewer = wanted(here, replace(here.models[TINY], replicas=1))
+    after, _ = settle(fewer, 50.0)
+    assert in_service(after) == 1
+    none = wanted(here, replace(here.models[TINY], replicas=0))
+    assert in_service(settle(none, 50.0)[0]) == 0
+
+
+def test_how_often_it_may_fail_is_a_setting() -> None:
+    here, _ = settle(newer(served("n1", "n2", of=tiny(2))))
+    here = failing(here, "tiny-2-0", 2)
+    found = rollout_of(here, here.models[TINY], Settings(pause_after=3))
+    assert found is not None
+    assert not found.paused
+
+
+def test_a_model_in_its_first_revision_never_pauses() -> None:
+    here = failing(settle(world(register("n1"), models=[tiny(2)]))[0], "tiny-0-0", 5)
+    assert rollout_of(here, here.models[TINY]) is None
+    assert plan(here, 500.0).steps == ()
+
+
+# Saying so ------------------------------------------------------------------------------------------------
+
+
+def test_a_pause_and_its_end_and_the_end_of_a_rollout_are_said_once() -> None:
+    said = Rollouts()
+
+    def kinds(here: World) -> list[str]:
+        return [event.kind for event in said.judge(here, CLOCK)]
+
+    here = served("n1", "n2", of=tiny(2))
+    assert kinds(here) == []
+    here, _ = settle(newer(here))
+    assert kinds(here) == []
+    here = failing(here, "tiny-2-0", 1)
+    assert kinds(here) == []
+    here = failing(here, "tiny-2-0", 1)
+    assert kinds(here) == ["rollout-paused"]
+    here = failing(here, "tiny-2-0", 1)
+    assert kinds(here) == []
+    here = ready(here, 500.0)
+    assert kinds(here) == ["rollout-resumed"]
+    here, *_ = rolled(here)
+    assert kinds(here) == ["rollout-done"]
+    assert kinds(here) == []
+
+
+def test_a_plane_that_has_just_started_says_nothing_that_was_said_before() -> None:
+    here = paused("n1", "n2")
+    back = world_of(Stored().difference(here)[0], 0.0, CLOCK)
+    said = Rollouts()
+    assert said.judge(back, CLOCK) == ()
+    assert said.judge(back, CLOCK) == ()
+
+
+def test_a_rollout_in_words() -> None:
+    assert str(Rollout(2, 1, 1, 4, 3)) == "1 of 4 replicas have revision 2"
+    assert str(Rollout(2, 1, 0, 4, 4, "it fails")) == "paused: it fails; 0 of 4 replicas have revision 2"
+
+
+def test_an_older_revision_is_known_while_it_is_in_the_history() -> None:
+    here = after_change(tiny(), of("--new"), 1.0)
+    old, new = of_revision(here, 1), of_revision(here, 2)
+    assert (old and old.profile.args, new and new.profile.args) == (("--old",), ("--new",))
+    assert of_revision(here, 7) is None
