@@ -149,19 +149,22 @@ def fetched(source: str) -> bool:
 
 
 def engine_missing(node: Node, engine: str, version: str) -> str:
-    """Why a node cannot run an engine; "" when it has it, or can install it when told to."""
+    """Why a node cannot run an engine; "" when it has it, is installing it, or can install it when told to."""
     assert node.facts is not None
     known = [install for install in node.facts.installs if install.engine == engine]
-    fitting = [install for install in known if not version or install.version == version]
+    # What cannot be here at all cannot be at any version.
+    never = (InstallState.UNSUPPORTED, "")
+    fitting = [i for i in known if version in ("", i.version) or (i.state, i.version) == never]
     for state in (InstallState.INSTALLED, InstallState.INSTALLING, InstallState.FAILED, InstallState.UNSUPPORTED):
         found = next((install for install in fitting if install.state is state), None)
         if found is not None:
-            return "" if state is InstallState.INSTALLED else _install_words(found)
+            return "" if state in (InstallState.INSTALLED, InstallState.INSTALLING) else _install_words(found)
     installable = SILENT_INSTALLS if node.facts.installable is None else node.facts.installable
     if engine in installable:
         return ""
-    if known:
-        have = ", ".join(sorted(install.version or "an unknown version" for install in known))
+    here = [install.version or "an unknown version" for install in known if install.state is InstallState.INSTALLED]
+    if here:
+        have = ", ".join(sorted(here))
         return f"has {have} and cannot install another"
     return "not installed, and the node cannot install it"
 
@@ -181,8 +184,11 @@ def installed_versions(node: Node, need: Need) -> tuple[str, ...]:
     if need.version:
         return (need.version,)
     installs = node.facts.installs if node.facts is not None else ()
-    found = {i.version for i in installs if i.engine == need.engine and i.state is InstallState.INSTALLED}
-    return tuple(sorted(found)) or ("",)
+    mine = [install for install in installs if install.engine == need.engine]
+    for state in (InstallState.INSTALLED, InstallState.INSTALLING):
+        if found := {install.version for install in mine if install.state is state}:
+            return tuple(sorted(found))
+    return ("",)
 
 
 def _install_words(install: EngineInstall) -> str:

@@ -21,6 +21,8 @@ from llmgw.plane.several import Choice, Entry, Member, Score, Several
 from llmgw.plane.world import DEFAULT, Model, Node, Reason, Settings, Shard, World
 from llmgw.wire.facts import ModelName, NodeId, ShardId, Weights
 
+__all__ = ["Choice", "Member", "Rooms", "place"]
+
 T = TypeVar("T")
 
 #: Other replicas of the model in the same place (of the label they spread over), without the weights, other replicas

@@ -84,8 +84,25 @@ class Reach:
         key = (family, fewest)
         if key not in self._common:
             every = chain.from_iterable(self.signatures(node) for node in self.world.nodes.values())
-            self._common[key] = common((rails for wiring, rails in every if wiring.family == family), fewest)
+            rails = [rails for wiring, rails in every if wiring.family == family]
+            self._common[key] = common((*rails, *self._without_bad(family)), fewest)
         return self._common[key]
+
+    def _without_bad(self, family: str) -> Iterator[Rails]:
+        """For each pair that was tested bad: the rails that both have, without those that are bad between them."""
+        for pair, test in self.evidence().items():
+            known = [self.world.nodes[name] for name in pair if name in self.world.nodes] if test.bad else []
+            if len(known) < 2:
+                continue
+            both: list[Rails] = []
+            for node in known:
+                for wiring, rails in self.signatures(node):
+                    if wiring.family == family:
+                        ends = {f"{node.id} {rail.port.device}/{rail.port.number}": rail.key for rail in wiring.rails}
+                        bad = {ends[end] for end in self._bad(test) if end in ends}
+                        both.append(frozenset(rail for rail in rails if rail[0] not in bad))
+            if len(both) == 2:
+                yield both[0] & both[1]
 
     def rails(self, node: Node, way: Way) -> tuple[Rail, ...]:
         """A node's rails of a way, in the order that is the same on all its nodes."""
@@ -137,8 +154,12 @@ class Reach:
             if (node := self.world.nodes.get(name)) is not None
             for rail in self.rails(node, way)
         }
+        return tuple(end for end in self._bad(test) if end in ours)
+
+    def _bad(self, test: Evidence) -> tuple[str, ...]:
+        """The ends that were bad when they were tested last, unless that is too long ago."""
         most = self.settings.evidence
-        return tuple(end for end in test.bad if end in ours and (self.age(test, end) or 0.0) <= most)
+        return tuple(end for end in test.bad if (self.age(test, end) or 0.0) <= most)
 
     def friends(self, way: Way) -> _Pairs:
         """By node: the nodes that it reaches well by a test in which nothing was bad."""
