@@ -19,7 +19,9 @@ from llmgw.plane.gang import Replica, replicas, size
 from llmgw.plane.rooms import weights_of
 from llmgw.plane.world import Shard, Stage, Want, World
 from llmgw.wire.control import DrainShard, FetchWeights, Provision, StartShard, StopShard
-from llmgw.wire.facts import EngineInstall, NodeId, ShardId, ShardState
+from llmgw.wire.facts import EngineInstall, EnginePackage, NodeId, ShardId, ShardState
+
+_NO_PACKAGES: Mapping[str, EnginePackage] = {}
 
 Command = StartShard | StopShard | DrainShard | FetchWeights
 #: The node, and what the command is about: a shard, or weights that are brought ahead of it.
@@ -70,16 +72,26 @@ def stop_stray(world: World, key: tuple[NodeId, ShardId]) -> StopShard:
     return StopShard(shard=status.shard, generation=status.generation, why=why)
 
 
-def provision(world: World, node: NodeId, engines: Iterable[EngineInstall]) -> Provision:
+def provision(
+    world: World,
+    node: NodeId,
+    engines: Iterable[EngineInstall],
+    packages: Mapping[str, EnginePackage] = _NO_PACKAGES,
+) -> Provision:
     """The engines a node should have, of those it can install: configured ones and those of wanted models (A7)."""
     facts = world.nodes[node].facts
     installable = SILENT_INSTALLS if facts is None or facts.installable is None else facts.installable
     wanted = {(engine.engine, engine.version) for engine in engines}
-    for model in world.models.values():
-        named = (model.profile.engine, model.profile.engine_version)
-        if named[1] or all(engine != named[0] for engine, _ in wanted):
-            wanted.add(named)
-    return Provision(engines=tuple(EngineInstall(engine=e, version=v) for e, v in sorted(wanted) if e in installable))
+    asked = {(model.profile.engine, model.profile.engine_version) for model in world.models.values()}
+    wanted |= {(engine, version) for engine, version in asked if version}
+    # Any version is one of those, where there are some.
+    named = {engine for engine, _ in wanted}
+    wanted |= {(engine, "") for engine, version in asked if not version and engine not in named}
+    return Provision(
+        engines=tuple(EngineInstall(engine=e, version=v) for e, v in sorted(wanted) if e in installable),
+        preferred={one.engine: one.version for one in engines if one.version},
+        packages={engine: package for engine, package in sorted(packages.items()) if engine in installable},
+    )
 
 
 def _command(shard: Shard) -> Command | None:

@@ -17,7 +17,7 @@ from immutables import Map
 
 from llmgw.cell import Cell
 from llmgw.errors import BadInput, LlmgwError, Unavailable
-from llmgw.plane import converge, drains, evidence, idle, memory, operate
+from llmgw.plane import converge, drains, evidence, idle, memory, operate, weights
 from llmgw.plane.bandwidth import history
 from llmgw.plane.clones import Displacements, host_of
 from llmgw.plane.event import Event
@@ -34,8 +34,8 @@ from llmgw.plane.store.records import EPOCH, LEARNED, MODELS, NODES, RETIRED, SH
 from llmgw.plane.world import DEFAULT, Model, Node, Settings, Unplaced, Want, World
 from llmgw.rdma.results import PairResult
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
-from llmgw.wire.control import ControlMessage, Pace
-from llmgw.wire.facts import EngineInstall, ModelName, NodeId, ReplicaId
+from llmgw.wire.control import ControlMessage, Pace, Provision
+from llmgw.wire.facts import EngineInstall, EnginePackage, ModelName, NodeId, ReplicaId
 
 #: Rounds are at least this far apart, so that a thousand nodes that return at once are planned for together.
 _PAUSE = 0.01
@@ -81,6 +81,7 @@ class Fleet:
         *,
         settings: Settings = DEFAULT,
         engines: Iterable[EngineInstall] = (),
+        packages: Mapping[str, EnginePackage] | None = None,
         heartbeat: float = SHORTEST,
         clock: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
@@ -89,6 +90,9 @@ class Fleet:
         self.events = Events(kept=settings.events_kept)
         self.epoch = 0  # grows with every leadership; agents refuse a plane with a lower one
         self._store, self._settings, self._engines = store, settings, tuple(engines)
+        self._packages = dict(packages or {})
+        self._provided: dict[NodeId, Provision] = {}
+        self._provided_for: Map[ModelName, Model] | None = None
         self._clock, self._wall = clock, wall
         self._heartbeat = self._paced = heartbeat
         self._streams: dict[NodeId, tuple[int, str]] = {}
@@ -159,7 +163,12 @@ class Fleet:
         stops = [converge.stop_stray(world, key) for key in sorted(world.strays) if key[0] == node]
         for stop in stops:
             self._told.sent(node, stop, world.nodes[node].stream, self._clock())
-        return (converge.provision(world, node, self._engines), *stops)
+        self._provided[node] = provision = self.provision(node)
+        return (provision, *stops)
+
+    def provision(self, node: NodeId) -> Provision:
+        """The engines that a node should have now."""
+        return converge.provision(self.world.value, node, self._engines, self._packages)
 
     def heartbeat(self) -> float:
         """The period for agents now, in seconds (B1)."""
@@ -235,6 +244,7 @@ class Fleet:
 
         await self._change(change)
         self._streams.pop(node, None)
+        self._provided.pop(node, None)
 
     def tested(self, result: PairResult) -> None:
         """A bandwidth test has ended: from now on placement knows of it."""
@@ -317,9 +327,11 @@ class Fleet:
 
     def _tell(self, hub: Orders, now: float) -> None:
         world = self.world.value
-        for node, command in self._told.due(converge.commands(world), world, now):
+        self._provide(hub, world)
+        due = self._told.due(converge.commands(world), world, now)
+        for (node, command), (_, directed) in zip(due, weights.directed(world, due), strict=True):
             try:
-                hub.tell(node, command)
+                hub.tell(node, directed)
             except Unavailable:
                 continue  # no stream, or one that does not keep up: in a moment again
             self._told.sent(node, command, world.nodes[node].stream, now)
@@ -332,6 +344,24 @@ class Fleet:
                         hub.tell(known.id, Pace(heartbeat=period))
                     except Unavailable:
                         continue  # its next Register is answered with the period
+
+    def _provide(self, hub: Orders, world: World) -> None:
+        """Tell nodes what they should have installed when the wanted models changed that, before they are to run it."""
+        if self._provided_for is world.models:
+            return
+        self._provided_for = world.models
+        for node in world.nodes.values():
+            if not node.connected:
+                continue  # its Register is answered with it
+            wanted = self.provision(node.id)
+            if wanted == self._provided.get(node.id):
+                continue
+            try:
+                hub.tell(node.id, wanted)
+            except Unavailable:
+                self._provided_for = None  # in a moment again
+                continue
+            self._provided[node.id] = wanted
 
     async def _change(self, change: Callable[[World], tuple[World, tuple[Event, ...]]]) -> None:
         """Store what a pure change makes of the world, then make it so."""

@@ -195,7 +195,13 @@ async def assemble(settings: PlaneSettings, store: Store) -> Plane:
         await authority.load()
         own = Own(settings.directory, authority, settings.name, machine_hosts(settings.hosts))
         await own.freshen()
-    fleet = Fleet(store, settings=settings.judgement, engines=settings.wanted_engines, heartbeat=settings.heartbeat)
+    fleet = Fleet(
+        store,
+        settings=settings.judgement,
+        engines=settings.wanted_engines,
+        packages=settings.engine_packages,
+        heartbeat=settings.heartbeat,
+    )
     await fleet.load()
     routes = Cell(first_routes(settings.endpoints))
     hub = Hub(fleet)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from llmgw.plane.converge import Told, commands, provision
 from llmgw.plane.world import Want, World
 from llmgw.wire.control import DrainShard, Provision, StartShard, StopShard
-from llmgw.wire.facts import EngineInstall, NodeId, ShardId, ShardState
+from llmgw.wire.facts import EngineInstall, EnginePackage, NodeId, ShardId, ShardState
 from tests.plane.worlds import hear, model, profile, ready, register, settle, status, world
 
 HERE = (NodeId("n1"), ShardId("tiny-0-0"))
@@ -112,8 +112,24 @@ def test_a_node_is_told_to_have_only_what_it_can_install_sorted_by_name() -> Non
             EngineInstall(engine="llamacpp"),
             EngineInstall(engine="vllm", version="0.31"),
             EngineInstall(engine="vllm", version="0.32"),
-        )
+        ),
+        preferred={"vllm": "0.31"},
     )
+
+
+def test_any_version_is_one_of_those_that_are_named_whatever_the_order_of_the_models() -> None:
+    node = replace(register("n1"), installable=("vllm",))
+    for names in ("ab", "ba"):
+        versions = dict(zip(names, ("", "0.32"), strict=True))
+        models = [model(name, of=profile(engine="vllm", version=versions[name])) for name in sorted(versions)]
+        told = provision(world(node, models=models), NodeId("n1"), ())
+        assert told.engines == (EngineInstall(engine="vllm", version="0.32"),)
+
+
+def test_where_an_engine_comes_from_is_told_to_nodes_that_can_install_it() -> None:
+    here = world(replace(register("n1"), installable=("vllm",)))
+    packages = {"vllm": EnginePackage(name="mine"), "sglang": EnginePackage(name="other")}
+    assert provision(here, NodeId("n1"), (), packages).packages == {"vllm": EnginePackage(name="mine")}
 
 
 def test_a_node_that_says_nothing_of_installs_is_told_of_llamacpp_only() -> None:

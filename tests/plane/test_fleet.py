@@ -41,6 +41,7 @@ class Agent:
     stream: int = 0
     runs: dict[str, tuple[int, ShardState]] = attrs.field(factory=dict)
     told: list[ControlMessage] = attrs.field(factory=list)
+    provided: list[Provision] = attrs.field(factory=list)
     silent: bool = False
     deaf: bool = False
     gpus: int = 0
@@ -100,6 +101,9 @@ class Hub:
             raise self.refuse
         agent = self.agents[node]
         if agent.silent:
+            return
+        if isinstance(command, Provision):
+            agent.provided.append(command)
             return
         self.before(node, command)
         agent.obey(command)
@@ -288,7 +292,37 @@ async def test_a_greeting_is_what_to_install_then_what_to_stop(autojump_clock: C
 async def test_the_engines_of_the_settings_go_into_the_greeting(autojump_clock: Clock) -> None:
     fleet = Fleet(MemoryStore(), engines=[EngineInstall(engine="llamacpp", version="b1")])
     await fleet.load()
-    assert Agent(fleet, "n1").connect(1) == (Provision(engines=(EngineInstall(engine="llamacpp", version="b1"),)),)
+    wanted = (EngineInstall(engine="llamacpp", version="b1"),)
+    assert Agent(fleet, "n1").connect(1) == (Provision(engines=wanted, preferred={"llamacpp": "b1"}),)
+
+
+async def test_a_model_that_pins_an_engines_version_is_told_of_before_it_is_started(autojump_clock: Clock) -> None:
+    async with plane() as p:
+        agent = p.agent("n1")
+        seen: list[int] = []
+        p.hub.before = lambda node, command: seen.append(len(agent.provided))
+        await p.fleet.apply(TINY.replace('engine = "llamacpp"', 'engine = "llamacpp"\nengine_version = "b2"'))
+        await trio.sleep(1)
+        assert agent.provided[-1].engines == (EngineInstall(engine="llamacpp", version="b2"),)
+        await p.fleet.apply(TINY)
+        await trio.sleep(1)
+        assert agent.provided[-1].engines == (EngineInstall(engine="llamacpp"),)
+        count = len(agent.provided)
+        await p.fleet.apply(TINY)
+        await trio.sleep(30)
+        assert len(agent.provided) == count
+
+
+async def test_what_a_node_should_have_installed_is_told_again_when_its_queue_was_full(autojump_clock: Clock) -> None:
+    async with plane() as p:
+        agent = p.agent("n1")
+        p.hub.refuse = NotKeepingUp("n1 does not keep up")
+        await p.fleet.apply(TINY)
+        await trio.sleep(1)
+        assert agent.provided == []
+        p.hub.refuse = None
+        await trio.sleep(5)
+        assert [told.engines for told in agent.provided] == [(EngineInstall(engine="llamacpp"),)]
 
 
 async def test_what_an_older_stream_says_changes_nothing(autojump_clock: Clock) -> None:

@@ -115,15 +115,20 @@ INSTALLS = [
         "failed: no space",
         id="failed",
     ),
-    pytest.param(
-        (EngineInstall(engine="vllm", state=InstallState.INSTALLING),), ("vllm",), "", "installing", id="installing"
-    ),
+    pytest.param((EngineInstall(engine="vllm", state=InstallState.INSTALLING),), ("vllm",), "", None, id="installing"),
     pytest.param(
         (EngineInstall(engine="vllm", state=InstallState.UNSUPPORTED, detail="needs a GPU"),),
         ("vllm",),
         "",
         "unsupported: needs a GPU",
         id="unsupported",
+    ),
+    pytest.param(
+        (EngineInstall(engine="vllm", state=InstallState.UNSUPPORTED, detail="needs a GPU"),),
+        (),
+        "0.32.0",
+        "unsupported: needs a GPU",
+        id="unsupported at any version",
     ),
     pytest.param(
         (

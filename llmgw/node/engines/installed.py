@@ -155,9 +155,10 @@ class Installed:
             if coming is None:
                 # A fresh one: an exception that is raised again and again collects tracebacks.
                 raise type(outcome)(outcome.what, remedy=outcome.remedy)
+            seen = self.changed.version
             if waiting is not None:
                 waiting(f"waits for {engine} {coming.version}".rstrip() + " to be installed")
-            await self.changed.next(self.changed.version)
+            await self.changed.next(seen)
 
     def choice(self, engine: str, version: str) -> Found | LlmgwError:
         """What a shard gets that asks for this version, "" for any, of all that was tried."""

@@ -286,6 +286,8 @@ class Keeper:
             async with self._installed.still(engine):
                 # Asked under the lock: a shard that comes from now on finds it gone, or one that came holds it.
                 shards = tuple(self._running())
+                if await trio.to_thread.run_sync(shelf.kept, engine, version) is None:
+                    continue
                 who = await trio.to_thread.run_sync(holder, kept, shards)
                 if who or self._needed(kept):
                     await trio.to_thread.run_sync(shelf.used, kept)

@@ -27,9 +27,9 @@ def holder(kept: Kept, shards: Iterable[Running]) -> str:
             return f"shard {shard.shard}, which is being prepared"
         if any(_inside(word, kept.folder) for word in shard.argv[:2]):
             return f"shard {shard.shard}"
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and entry.name != str(os.getpid()) and _runs(Path(entry.path), kept.folder):
-            return f"process {entry.name}"
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != str(os.getpid()) and _runs(Path("/proc", name), kept.folder):
+            return f"process {name}"
     return ""
 
 

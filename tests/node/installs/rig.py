@@ -106,6 +106,13 @@ class Agent:
 
         return await self.until(holds, within)
 
+    async def gone(self, engine: str, version: str, within: float = 20.0) -> None:
+        """Wait until this version is not mentioned."""
+        with trio.fail_after(within):
+            async for _ in self.installed.changed.values():
+                if (engine, version) not in [(one.engine, one.version) for one in self.installed.installs]:
+                    return
+
     async def failed(self, engine: str, within: float = 20.0) -> str:
         found = await self.until(
             lambda install: (install.engine, install.state) == (engine, InstallState.FAILED), within
