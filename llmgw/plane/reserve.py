@@ -8,6 +8,7 @@ one machine share its numbers.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 
 #: What agents that do not say their range have: the default of `engine_ports` in node.toml.
 RANGE = (20000, 29999)
@@ -41,24 +42,32 @@ def reserve(
     """A number for each purpose out of `allowed`, none that is `held`; None when too few are left.
 
     `last` are the numbers of the attempt before: the search goes on below them, so that a number which somebody else
-    has taken is not tried again at once.
+    has taken is not tried again at once, unless it is the only one.
     """
     first, end = allowed or RANGE
     taken = set(held)
     found: dict[str, int] = {}
     for name in names:
-        width = _width(name)
-        top = end - width + 1
-        turn = (last or {}).get(name, top + 1)
-        before = range(turn, turn + width) if last and name in last else range(0)
-        for number in (*range(min(turn - 1, top), first - 1, -1), *range(top, max(turn, first) - 1, -1)):
-            if not any(n in taken or n in before for n in range(number, number + width)):
-                found[name] = number
-                taken.update(range(number, number + width))
-                break
-        else:
+        number = _next(range(first, end + 1), _width(name), taken, (last or {}).get(name))
+        if number is None:
             return None
+        found[name] = number
+        taken.update(range(number, number + _width(name)))
     return found
+
+
+def _next(allowed: range, width: int, taken: Collection[int], last: int | None) -> int | None:
+    """The first of `width` numbers in a row, from below the last ones down and then from the top; those only if there
+    are no others."""
+    starts = range(allowed.stop - width, allowed.start - 1, -1)
+    if last is not None:
+        below = (start for start in starts if start <= last - width)
+        above = (start for start in starts if start >= last + width)
+        near = (start for start in starts if last - width < start < last + width)
+        starts_from: Iterator[int] = chain(below, above, near)
+    else:
+        starts_from = iter(starts)
+    return next((s for s in starts_from if not any(n in taken for n in range(s, s + width))), None)
 
 
 def _width(purpose: str) -> int:
