@@ -1,0 +1,177 @@
+"""Draining, scaling and rolling back by `llmgw ctl`, over real processes with streams that go on meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from llmgw.demo.processes import call
+from llmgw.tinymodel import write_tiny
+from tests.e2e.rig import MODEL, Rig, rig
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+async def ctl(fleet: Rig, *args: str) -> str:
+    return await call("llmgw", "ctl", "--dir", str(fleet.directory), *args, env=fleet.env)
+
+
+async def asked(fleet: Rig, *args: str) -> Any:
+    return json.loads(await ctl(fleet, *args, "-o", "json"))
+
+
+def write(path: Path, *, replicas: int = 1, more: str = "") -> str:
+    """A models.toml with a model beside it; its path."""
+    source = path.with_name("tiny.gguf")
+    if not source.exists():
+        write_tiny(source)
+    path.write_text(MODEL.format(name="tiny", replicas=replicas, source=source) + more)
+    return str(path)
+
+
+async def apply(fleet: Rig, path: Path, *, replicas: int = 1, more: str = "") -> None:
+    await ctl(fleet, "apply", "-f", write(path, replicas=replicas, more=more))
+
+
+@asynccontextmanager
+async def slow_stream(fleet: Rig, engine: psutil.Process) -> AsyncIterator[AsyncIterator[str]]:
+    """An answer that has begun and does not end before its engine is resumed."""
+    body = {"model": "tiny", "max_tokens": 200, "stream": True, "ignore_eos": True}
+    body["messages"] = [{"role": "user", "content": "The node"}]
+    async with (
+        httpx.AsyncClient(timeout=60) as client,
+        client.stream("POST", f"{fleet.gateway}/v1/chat/completions", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert (await anext(lines)).startswith("data: ")
+        engine.suspend()
+        yield lines
+
+
+async def served(fleet: Rig, times: int) -> list[int]:
+    async with httpx.AsyncClient(timeout=10) as client:
+        return [(await fleet.chat(client)).status_code for _ in range(times)]
+
+
+async def drained(fleet: Rig, name: str) -> bool:
+    return bool((await fleet.node(name))["drained"])
+
+
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_a_drain_lets_streams_finish_and_is_over_as_soon_as_they_have(tmp_path: Path, gateways: int) -> None:
+    async with rig(tmp_path, nodes=2, gateways=gateways) as fleet:
+        await apply(fleet, tmp_path / "models.toml")
+        await fleet.until(lambda: fleet.ready(1), what="a replica is ready")
+        (before,) = (await fleet.shards()).values()
+        here, other = before["node"], "n2" if before["node"] == "n1" else "n1"
+        engine = psutil.Process(before["pid"])
+
+        async def routed() -> bool:
+            return await served(fleet, 1) == [200]
+
+        await fleet.until(routed, what="the gateways have routes")
+        async with slow_stream(fleet, engine) as lines:
+            said = await ctl(fleet, "drain", here, "--within", "2m")
+            assert "may finish requests for 2m" in said
+
+            async def leaves() -> bool:
+                left = (await asked(fleet, "node", here))["leaving"]
+                return [one["want"] for one in left] == ["drain"] and left[0]["in_flight"] == 1
+
+            await fleet.until(leaves, what="its replacement is ready, and the old one finishes")
+            (left,) = (await asked(fleet, "node", here))["leaving"]
+            assert left["text"].startswith("gets no new requests; finishes 1 request, for 1m 5")
+            assert "gets no new requests" in await ctl(fleet, "node", here)
+            assert "draining (1 left)" in await ctl(fleet, "nodes")
+            # The gateways send it nothing more: an engine that stands still would not answer.
+            assert await served(fleet, 8) == [200] * 8
+            assert not await drained(fleet, here)
+            engine.resume()
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert len(rest) > 100
+        took = await fleet.until(lambda: drained(fleet, here), within=20, what="the node is drained")
+        assert took < 20
+        assert [event["subject"] for event in await fleet.events("node-drained")] == [f"node:{here}"]
+        assert not engine.is_running()
+        (after,) = (await fleet.shards()).values()
+        assert (after["node"], after["state"]) == (other, "ready")
+        assert (await asked(fleet, "status"))["gateway"]["failed"] == 0
+        await ctl(fleet, "undrain", here)
+        assert not await drained(fleet, here)
+
+
+async def test_past_its_deadline_a_drain_cuts_what_still_streams(tmp_path: Path) -> None:
+    async with rig(tmp_path, nodes=2) as fleet:
+        await apply(fleet, tmp_path / "models.toml", more="grace = 1\n")
+        await fleet.until(lambda: fleet.ready(1), what="a replica is ready")
+        (before,) = (await fleet.shards()).values()
+        async with slow_stream(fleet, psutil.Process(before["pid"])) as lines:
+            await ctl(fleet, "drain", before["node"], "--within", "1s")
+            rest: list[str] = []
+            with suppress(httpx.RemoteProtocolError):
+                while (line := await anext(lines, None)) is not None:
+                    rest.append(line)
+        assert "data: [DONE]" not in rest
+        await fleet.until(lambda: drained(fleet, before["node"]), what="the node is drained")
+        assert await served(fleet, 3) == [200] * 3
+
+
+async def test_a_scale_outlives_the_plane_and_ends_with_the_next_apply(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    async with rig(tmp_path, nodes=1) as fleet:
+        await apply(fleet, path)
+        (fleet.directory / "models.toml").write_text(path.read_text())
+        await fleet.until(lambda: fleet.ready(1), what="a replica is ready")
+        assert "is scaled from 1 to 2 replicas" in await ctl(fleet, "scale", "tiny", "2")
+        await fleet.until(lambda: fleet.ready(2), what="there are two")
+        before = {shard["pid"] for shard in (await fleet.shards()).values()}
+        assert fleet.plane is not None
+        await fleet.kill(fleet.plane)
+        await fleet.start_plane()
+        await fleet.until(lambda: fleet.ready(1), what="models.toml, which this plane had not seen, was applied")
+        await ctl(fleet, "scale", "tiny", "2")
+        await fleet.kill(fleet.plane)
+        await fleet.start_plane()
+        await fleet.until(lambda: fleet.ready(2), what="models.toml has not changed: the scale holds")
+        assert before & {shard["pid"] for shard in (await fleet.shards()).values()}
+        await ctl(fleet, "apply", "-f", str(path))
+        await fleet.until(lambda: fleet.ready(1), what="applying ends it")
+
+
+async def test_a_profile_that_does_not_start_is_rolled_back_and_touches_nothing_that_serves(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    async with rig(tmp_path, nodes=2) as fleet:
+        await apply(fleet, path, replicas=2)
+        await fleet.until(lambda: fleet.ready(2), what="two replicas are ready")
+        before = await fleet.shards()
+        await apply(fleet, path, replicas=2, more='env = { LLAMA_ARG_THREADS = "no number" }\n')
+
+        async def failed() -> bool:
+            replicas = await fleet.replicas()
+            return len(replicas) == 3 and any(one["restarts"] >= 2 for one in replicas)
+
+        await fleet.until(failed, within=90, what="a replica of the new profile has failed twice")
+        (model,) = (await asked(fleet, "models"))["models"]
+        assert (model["rollout"], model["ready"]) == ("0 of 2 replicas have revision 2, 1 on the way", 2)
+        assert "of revision 2 failed" in model["paused"]
+        assert "paused: replica tiny-2 of revision 2 failed" in await ctl(fleet, "models")
+        shown = await ctl(fleet, "replica", "tiny-2")
+        assert "The first failure" in shown
+        command = next(line for line in shown.splitlines() if line.startswith("whole log")).split("`")[1]
+        assert "LLAMA_ARG_THREADS" in await ctl(fleet, *command.split()[2:])
+        assert "LLAMA_ARG_THREADS none -> no number" in await ctl(fleet, "history", "tiny")
+        assert "goes back from revision 2 to 1" in await ctl(fleet, "rollback", "tiny")
+        await fleet.until(lambda: fleet.ready(2), what="the new replica is gone")
+        after = await fleet.shards()
+        assert {name: (one["pid"], one["generation"]) for name, one in after.items()} == {
+            name: (one["pid"], one["generation"]) for name, one in before.items()
+        }
+        assert (await asked(fleet, "models"))["models"][0]["rollout"] == ""
