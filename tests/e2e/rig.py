@@ -176,7 +176,7 @@ class Rig:
         return [event for event in (await self.get("events", after=0, limit=10000))["events"] if event["kind"] == kind]
 
     def engines(self) -> list[int]:
-        """Pids of llama-server processes of this rig."""
+        """Pids of the engines of this rig: servers, and the members that serve them."""
         found = []
         for pid in leftovers(self.mark):
             try:
@@ -184,7 +184,7 @@ class Rig:
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if b"llama-server" in command.split(b"\0")[0] and state != "Z":
+            if command.split(b"\0")[0].endswith((b"llama-server", b"rpc-server")) and state != "Z":
                 found.append(pid)
         return sorted(found)
 
