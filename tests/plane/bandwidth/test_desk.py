@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 from msgspec.structs import replace
@@ -106,6 +107,17 @@ async def test_a_fleet_is_one_test_of_all_its_nodes(autojump_clock: MockClock) -
         await made.fleet(Order(SHORT))(said.append)
     assert isinstance(said[-1], FleetResult)
     assert len(await made.latest()) == 3
+
+
+async def test_each_pairs_result_is_heard_of(autojump_clock: MockClock) -> None:
+    heard: list[PairResult] = []
+    made = attrs.evolve(desk(), tested=heard.append)
+    said: list[Line] = []
+    await made.pair("a", "b", SHORT)(said.append)
+    assert heard == list(await made.latest()) == [said[-1]]
+    await made.fleet(Order(SHORT))(said.append)
+    assert {frozenset((result.a, result.b)) for result in heard[1:]} == {*map(frozenset, ("ab", "ac", "bc"))}
+    assert len(heard) == 4
 
 
 class Ear:
