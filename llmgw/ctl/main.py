@@ -7,6 +7,7 @@ import click
 from llmgw.ctl import (
     complete,
     doctor,
+    engines,
     events,
     fabrics,
     fabrictest,
@@ -50,6 +51,20 @@ def ctl(plane: str | None, token_file: str | None, cert: str | None, ca: str | N
     """
 
 
-for _part in (fleet, models, node, logs, events, identity, doctor, fabrictest, fabrics, weights, whatif, complete):
+for _part in (
+    fleet,
+    models,
+    node,
+    logs,
+    events,
+    identity,
+    doctor,
+    fabrictest,
+    fabrics,
+    weights,
+    engines,
+    whatif,
+    complete,
+):
     for _command in _part.COMMANDS:
         ctl.add_command(_command)

@@ -129,6 +129,8 @@ def stage(node: NodeRow) -> Text:
 def engines(installs: tuple[EngineInstall, ...]) -> str:
     shown = []
     for found in installs:
+        if found.state == "unsupported":
+            continue  # `ctl engines` says why
         state = "" if found.state == "installed" else f"({found.state})"
         shown.append(" ".join(filter(None, (found.engine, found.version, state))))
     return ", ".join(shown)

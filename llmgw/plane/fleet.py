@@ -166,6 +166,11 @@ class Fleet:
         self._provided[node] = provision = self.provision(node)
         return (provision, *stops)
 
+    @property
+    def engines(self) -> tuple[EngineInstall, ...]:
+        """The engines that every node which can should have."""
+        return self._engines
+
     def provision(self, node: NodeId) -> Provision:
         """The engines that a node should have now."""
         return converge.provision(self.world.value, node, self._engines, self._packages)

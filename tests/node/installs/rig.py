@@ -35,7 +35,7 @@ class Site:
 
     root: Path
     where: Where
-    more: dict[str, Any] = attrs.field(factory=dict)
+    more: dict[str, Any] = attrs.field(factory=dict)  # of `Means`
     commands: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
     shards: list[Running] = attrs.field(factory=list)
     gpus: bool = True
@@ -55,12 +55,13 @@ class Site:
         shelf = self.shelf
         installed = Installed([LlamaCpp(), Vllm()], commands=self.commands, state=self.root, shelf=shelf)
         logs = Logs(self.root / "logs", Ring())
+        more: dict[str, Any] = {"installer": "pip", "reserve": 0, "try_within": 20.0} | self.more
         means = Means(
             state=self.root,
             shelf=shelf,
             trial=installed.trial,
             where=self.where,
-            **{"installer": "pip", "reserve": 0, "try_within": 20.0} | self.more,
+            **more,
         )
         small = {name: EnginePackage(disk_bytes=SMALL) for name in ("llamacpp", "vllm")} | self.packages
         keeper = Keeper(

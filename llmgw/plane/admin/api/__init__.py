@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 from quart import Blueprint
 
-from llmgw.plane.admin.api import bandwidth, events, fabrics, fleet, identity, models, nodes, requests, weights, whatif
+from llmgw.plane.admin.api import (
+    bandwidth,
+    engines,
+    events,
+    fabrics,
+    fleet,
+    identity,
+    models,
+    nodes,
+    requests,
+    weights,
+    whatif,
+)
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -23,5 +35,6 @@ BLUEPRINTS: tuple[Callable[[Admin], Blueprint], ...] = (
     bandwidth.blueprint,
     fabrics.blueprint,
     weights.blueprint,
+    engines.blueprint,
     whatif.blueprint,
 )
