@@ -1,4 +1,6 @@
-"""The whole pair on one machine: plane, two nodes, a model of two replicas on a real engine, and a chat.
+"""The whole pair on one machine: plane, two nodes, real engines, and a chat with each of two models.
+
+One model has a replica on each node; of the other one replica lies over both, as a model does that fits on none alone.
 
 Everything lies under one directory and listens on loopback at ports that were free. Ctrl-C takes all of it down
 again, the engines too: they outlive an agent by design, so they are stopped by the plane first.
@@ -14,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from llmgw.errors import LlmgwError, TimedOut
 from llmgw.tinymodel import write_tiny
 
 NODES = ("node-a", "node-b")
-MODEL = "tiny"
+MODEL, WIDE = "tiny", "wide"
 PROMPT = "The engine"
 READY_WITHIN = 120.0
 
@@ -74,7 +77,8 @@ async def run(*, once: bool = False, directory: Path | None = None) -> None:
     try:
         async with _fleet(demo):
             await _serve(demo)
-            await chat(demo)
+            for model in (MODEL, WIDE):
+                await chat(demo, model)
             if not once:
                 _what_next(demo)
                 await _interrupted()
@@ -155,48 +159,55 @@ async def _node(demo: Demo, name: str) -> trio.Process:
 
 
 async def _serve(demo: Demo) -> None:
-    """A model of two replicas: written, applied, waited for."""
-    model = await trio.to_thread.run_sync(write_tiny, demo.root / "tiny.gguf")
+    """The two models: written, applied, waited for."""
+    tiny = await trio.to_thread.run_sync(write_tiny, demo.root / "tiny.gguf")
+    wide = await trio.to_thread.run_sync(partial(write_tiny, demo.root / "wide.gguf", layers=6))
     wanted = demo.root / "models.toml"
-    wanted.write_text(
+    wanted.write_text(_wanted(MODEL, tiny, replicas=2) + "\n" + _wanted(WIDE, wide, nodes=2))
+    await demo.ctl("apply", "-f", str(wanted))
+    demo.out.print(f"  [green]{MODEL}[/green]    two replicas wanted on llama.cpp, and one of {WIDE} over both nodes")
+
+    async def ready() -> bool:
+        replicas = (await demo.ctl_json("replicas"))["replicas"]
+        return len([replica for replica in replicas if replica["state"] == "ready"]) == 3
+
+    try:
+        await _until(demo, None, f"{MODEL} with two replicas and {WIDE} with one", ready, within=READY_WITHIN)
+    except TimedOut as error:
+        why = "\n".join([await demo.ctl("why", model) for model in (MODEL, WIDE)])
+        raise TimedOut(f"{error.what}\n{why}") from None
+    for replica in (await demo.ctl_json("replicas"))["replicas"]:
+        nodes = " and ".join(shard["node"] for shard in replica["shards"])
+        demo.out.print(f"           {replica['id']} is ready on {nodes}")
+    demo.out.print()
+
+
+def _wanted(name: str, source: Path, *, replicas: int = 1, nodes: int = 1) -> str:
+    return (
         "[[models]]\n"
-        f'name = "{MODEL}"\n'
-        "replicas = 2\n\n"
+        f'name = "{name}"\n'
+        f"replicas = {replicas}\n\n"
         "[models.profile]\n"
         'engine = "llamacpp"\n'
-        f'source = "{model}"\n'
+        f'source = "{source}"\n'
+        f"nodes = {nodes}\n"
         "context = 4096\n"
         'args = ["-np", "4"]\n'
         'resources = { cpu_threads = 1, memory = "256MiB" }\n'
     )
-    await demo.ctl("apply", "-f", str(wanted))
-    demo.out.print(f"  [green]{MODEL}[/green]    two replicas wanted on llama.cpp; waiting until both are ready")
-
-    async def ready() -> bool:
-        replicas = (await demo.ctl_json("replicas"))["replicas"]
-        return len([replica for replica in replicas if replica["state"] == "ready"]) == 2
-
-    try:
-        await _until(demo, None, f"{MODEL} with two replicas", ready, within=READY_WITHIN)
-    except TimedOut as error:
-        why = await demo.ctl("why", MODEL)
-        raise TimedOut(f"{error.what}\n{why}") from None
-    for replica in (await demo.ctl_json("replicas"))["replicas"]:
-        nodes = ", ".join(shard["node"] for shard in replica["shards"])
-        demo.out.print(f"           {replica['id']} is ready on {nodes}")
 
 
-async def chat(demo: Demo) -> str:
+async def chat(demo: Demo, model: str = MODEL) -> str:
     """One chat through the gateway, printed token by token; what was answered."""
     body = {
-        "model": MODEL,
+        "model": model,
         "stream": True,
         "max_tokens": 60,
         "temperature": 0.7,
         "messages": [{"role": "user", "content": PROMPT}],
     }
     said: list[str] = []
-    demo.out.print(f"\n[bold]you[/bold]   {PROMPT} ...\n[bold]{MODEL}[/bold] ", end="")
+    demo.out.print(f"[bold]you[/bold]   {PROMPT} ...\n[bold]{model}[/bold]  ", end="")
     async with httpx.AsyncClient(timeout=60) as client:
         async with client.stream("POST", f"{demo.gateway}/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
@@ -222,7 +233,7 @@ def _what_next(demo: Demo) -> None:
     demo.out.print(
         f"  curl {demo.gateway}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f'    -d \'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "A replica"}}]}}\'\n'
-        f"  {ctl} status\n  {ctl} replicas\n  {ctl} logs node-a -f\n  {ctl} events\n"
+        f"  {ctl} status\n  {ctl} replica {WIDE}\n  {ctl} logs node-a -f\n  {ctl} what-if drain node-a\n"
         f"  kill -9 one llama-server and watch:  {ctl} replicas --watch\n"
         f"  the page: https://127.0.0.1:{demo.ports.admin}/  (its certificate is the demo's own; token {token})\n",
         markup=False,
