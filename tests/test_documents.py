@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from llmgw.config import LogSettings
-from llmgw.node.settings import EngineSettings, NodeSettings, RunLogs
+from llmgw.config import LogSettings, PackageSettings
+from llmgw.node.settings import EngineSettings, InstallSettings, NodeSettings, RunLogs
 from llmgw.plane.settings import Gateway, PlaneSettings
 from llmgw.plane.world import Settings
 
@@ -34,7 +34,18 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [PlaneSettings, Settings, Gateway, LogSettings, NodeSettings, RunLogs, EngineSettings]
+    "settings",
+    [
+        PlaneSettings,
+        Settings,
+        Gateway,
+        LogSettings,
+        NodeSettings,
+        RunLogs,
+        EngineSettings,
+        InstallSettings,
+        PackageSettings,
+    ],
 )
 def test_every_setting_is_in_the_handbook(settings: type[attrs.AttrsInstance]) -> None:
     for field in attrs.fields(settings):
