@@ -88,15 +88,15 @@ def _fate(fate: FateView) -> tuple[Cell, ...]:
         Text(what, style=_STYLES.get(fate.what, "")),
         ", ".join(fate.before),
         ", ".join(fate.after),
-        age(fate.at),
+        _at(fate.at),
         clean(fate.why),
     )
 
 
 def _gap(gap: GapView) -> tuple[Cell, ...]:
     if gap.end is None:
-        return gap.model, age(gap.begin), Text("it stays so", style="red")
-    return gap.model, age(gap.begin), f"{age(gap.end)}, and what its start takes"
+        return gap.model, _at(gap.begin), Text("it stays so", style="red")
+    return gap.model, _at(gap.begin), f"{age(gap.end)}, and what its start takes"
 
 
 def _short(short: ShortView) -> tuple[Cell, ...]:
@@ -116,4 +116,8 @@ def _short(short: ShortView) -> tuple[Cell, ...]:
 
 
 def _moment(moment: MomentView) -> tuple[Cell, ...]:
-    return age(moment.at), clean(moment.text)
+    return _at(moment.at), clean(moment.text)
+
+
+def _at(seconds: float | None) -> str:
+    return "at once" if seconds is not None and seconds < 0.05 else age(seconds)

@@ -26,6 +26,10 @@ from llmgw.wire.control import DrainShard, StartShard, StopShard
 from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState, Weights
 
 
+#: Rounds of a plane are this far apart at least, in seconds.
+APART = 0.01
+
+
 @attrs.frozen
 class Moment:
     """Something that happens, `at` seconds from now at the earliest: how long starts take is not known."""
@@ -70,6 +74,7 @@ class Course:
             look_again = self._round()
             if self.world.shards is not before.shards or self.world.strays is not before.strays or self._turned(before):
                 looked = False
+                self.now += APART  # what follows from something comes after what happened with it
                 continue
             due = [at for at in self._due() if at > self.now]
             if due:

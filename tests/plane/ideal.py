@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import attrs
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from llmgw.plane.fleet import Fleet
 from llmgw.plane.store.memory import MemoryStore
+from llmgw.plane.whatif import ports_down
 from llmgw.plane.world import Settings, Shard, World
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.control import ControlMessage, DrainShard, StartShard, StopShard
@@ -82,6 +83,17 @@ class Machine:
         processes = tuple(GpuProcess(gpu, 100, "engine", 70 * GIB, shard) for gpu, shard in sorted(held.items()))
         return Heartbeat(gpus=loads, gpu_processes=processes)
 
+    def lose_ports(self, lost: Collection[tuple[str, int]]) -> None:
+        """These ports go down, and what talks over them ends."""
+        if not lost:
+            return
+        down = ports_down(self.fleet.world.value.nodes[self.id], lost)
+        self.say(down)
+        for shard, (status, spec) in sorted(self.runs.items()):
+            if any(f"{device}:{number}" in spec.rdma for device, number in lost):
+                self.runs.pop(shard)
+                self.say(replace(status, state=ShardState.FAILED, cause="its fabric is gone"))
+
     async def live(self) -> None:
         while True:
             await trio.sleep(5)
@@ -108,6 +120,16 @@ class Ideal:
         machine = self.machines[NodeId(node)]
         machine.silent = True
         self.fleet.detach(machine.id, 1)
+
+    def lose_fabric(self, fabric: str) -> frozenset[tuple[NodeId, str, int]]:
+        """The ports with this label, and all of them down."""
+        found = {
+            id: {(port.device, port.number) for port in machine.facts.ports if port.fabric == fabric}
+            for id, machine in sorted(self.machines.items())
+        }
+        for id, ports in found.items():
+            self.machines[id].lose_ports(ports)
+        return frozenset((id, device, number) for id, ports in found.items() for device, number in ports)
 
 
 @asynccontextmanager

@@ -9,19 +9,61 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmgw.errors import NotFound
 from llmgw.plane.models import models_of
-from llmgw.plane.whatif import ApplyModels, DrainNode, LoseNode, Supposition, WhatIf, what_if
+from llmgw.plane.whatif import (
+    ApplyModels,
+    DrainNode,
+    LoseFabric,
+    LoseNode,
+    PortName,
+    Supposition,
+    WhatIf,
+    what_if,
+)
 from llmgw.plane.world import DEFAULT, Settings
 from llmgw.wire.agent import Register
-from llmgw.wire.facts import NodeId
+from llmgw.wire.facts import NodeId, Port
 from tests.plane.ideal import Ideal, ideal, placements
 from tests.plane.worlds import GIB, gpus, register, world
 
 QUICK = Settings(quiet=5.0, settle=1.0)
 #: Long enough for silence, drains and all that follows from them, in seconds of a clock that jumps.
-AFTERWARDS = 600.0
+AFTERWARDS = 240.0
+
+
+def gang(name: str, replicas: int = 1, *, nodes: int = 2, gpus: int = 1, rails: int = 0, context: int = 512) -> str:
+    return (
+        f'[[models]]\nname = "{name}"\nengine = "vllm"\nsource = "hf://org/{name}"\nreplicas = {replicas}\n'
+        f'nodes = {nodes}\nnetwork = "rdma"\nrails = {rails}\ncontext = {context}\n'
+        f"resources = {{ gpus = {gpus}, cpu_threads = 1 }}\n"
+    )
+
+
+def rail(number: int, fabric: str) -> Port:
+    """A good port of a rail."""
+    return Port(
+        device=f"mlx5_{number}",
+        kind="ib",
+        state="ACTIVE",
+        physical_state="LinkUp",
+        rate_gbps=400.0,
+        link_layer="InfiniBand",
+        lid=1,
+        sm_lid=1,
+        rail=number,
+        fabric=fabric,
+    )
+
+
+def wired(node: str, *fabrics: str, gpu: int = 2, threads: int = 8) -> Register:
+    """A node with a rail on each of these fabrics."""
+    return replace(
+        register(node, threads=threads, gpu=gpus(gpu, node=node)),
+        ports=tuple(rail(number, fabric) for number, fabric in enumerate(fabrics)),
+    )
 
 
 def text(*models: str) -> str:
@@ -54,10 +96,10 @@ async def foretold_and_seen(
     """What a change was said to do, and the fleet long after it was made."""
     async with ideal(*registers, settings=QUICK) as fleet:
         await fleet.fleet.apply(models)
-        await trio.sleep(60)
+        await trio.sleep(20)
         if before is not None:
             await before(fleet)
-            await trio.sleep(60)
+            await trio.sleep(20)
         supposed, make = change(fleet)
         foretold = what_if(fleet.world, supposed, trio.current_time(), QUICK)
         await make()
@@ -81,6 +123,27 @@ def losing(node: str) -> Callable[[Ideal], tuple[Supposition, Callable[[], Await
             fleet.lose(node)
 
         return LoseNode(NodeId(node)), make
+
+    return change
+
+
+def labelled(fleet: Ideal, fabric: str) -> frozenset[PortName]:
+    """The ports with a label."""
+    nodes = fleet.world.nodes.values()
+    return frozenset(
+        (node.id, port.device, port.number)
+        for node in nodes
+        for port in (node.facts.ports if node.facts is not None else ())
+        if port.fabric == fabric
+    )
+
+
+def losing_fabric(fabric: str) -> Callable[[Ideal], tuple[Supposition, Callable[[], Awaitable[None]]]]:
+    def change(fleet: Ideal) -> tuple[Supposition, Callable[[], Awaitable[None]]]:
+        async def make() -> None:
+            fleet.lose_fabric(fabric)
+
+        return LoseFabric(fabric, labelled(fleet, fabric)), make
 
     return change
 
@@ -130,7 +193,7 @@ def some_nodes(draw: st.DrawFn) -> list[Register]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(some_nodes(), some_models(), some_models(), st.integers(0, 4), st.booleans())
 def test_what_is_foretold_is_what_happens(
     registers: list[Register], models: str, others: str, kind: int, cordoned: bool
@@ -152,11 +215,82 @@ def test_what_is_foretold_is_what_happens(
     on_a_jumping_clock(main)
 
 
+@st.composite
+def wired_nodes(draw: st.DrawFn) -> list[Register]:
+    return [
+        wired(
+            f"n{n}",
+            *draw(st.sampled_from([("red", "red"), ("red", "blue"), ("blue",), ("red",)])),
+            gpu=draw(st.integers(1, 4)),
+            threads=draw(st.integers(2, 6)),
+        )
+        for n in range(draw(st.integers(2, 6)))
+    ]
+
+
+@st.composite
+def gangs(draw: st.DrawFn) -> str:
+    """Up to two models of several nodes, and one of one node."""
+    parts = [
+        gang(
+            name,
+            draw(st.integers(0, 2)),
+            nodes=draw(st.integers(2, 3)),
+            gpus=draw(st.integers(1, 2)),
+            rails=draw(st.integers(0, 1)),
+            context=draw(st.sampled_from([512, 1024])),
+        )
+        for name in sorted(draw(st.sets(st.sampled_from("pq"))))
+    ]
+    parts.append(toml("single", draw(st.integers(0, 3)), gpus=1, threads=1))
+    return text(*parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(wired_nodes(), gangs(), gangs(), st.integers(0, 4))
+def test_what_is_foretold_of_replicas_of_several_nodes_is_what_happens(
+    registers: list[Register], models: str, others: str, kind: int
+) -> None:
+    change = (draining("n0"), losing("n1"), applying(others), losing_fabric("red"), losing_fabric("blue"))[kind]
+
+    async def main() -> None:
+        foretold, fleet = await foretold_and_seen(registers, models, change)
+        assert foretold.complete
+        assert placements(foretold.after) == placements(fleet.world)
+        assert {short.model for short in foretold.short} <= set(fleet.world.unplaced)
+
+    on_a_jumping_clock(main)
+
+
+def test_a_lost_fabric_ends_the_replicas_that_talk_over_it_and_they_move_to_another() -> None:
+    nodes = [wired("n1", "red"), wired("n2", "red"), wired("n3", "blue"), wired("n4", "blue")]
+    ports = frozenset({(NodeId("n3"), "mlx5_0", 1), (NodeId("n4"), "mlx5_0", 1)})
+    found = told(nodes, gang("p", 1), LoseFabric("blue", ports))
+    assert [(f.replica, f.what, f.before, f.after) for f in found.fates] == [
+        ("p-0", "moves", ("n3", "n4"), ("n1", "n2"))
+    ]
+    assert [(gap.model, gap.begin) for gap in found.gaps] == [("p", 0.0)]
+
+
+def test_a_replica_that_no_other_fabric_takes_is_short_and_says_which_wires_are_missing() -> None:
+    nodes = [wired("n1", "red"), wired("n2", "red"), wired("n3")]
+    ports = frozenset({(NodeId("n1"), "mlx5_0", 1), (NodeId("n2"), "mlx5_0", 1)})
+    found = told(nodes, gang("p", 1), LoseFabric("red", ports))
+    assert [f.what for f in found.fates] == ["unplaced"]
+    (short,) = found.short
+    assert {(reason.node, reason.check) for reason in short.reasons} == {
+        ("n1", "rails"),
+        ("n2", "rails"),
+        ("n3", "fabric"),
+    }
+    assert found.gaps[0].end is None
+
+
 def test_nothing_is_changed_by_asking() -> None:
     async def main() -> None:
         async with ideal(register("n1"), register("n2"), settings=QUICK) as fleet:
             await fleet.fleet.apply(toml("a", 2, threads=1))
-            await trio.sleep(60)
+            await trio.sleep(20)
             before = fleet.world
             what_if(before, DrainNode(NodeId("n1")), trio.current_time(), QUICK)
             assert fleet.world is before
