@@ -1,4 +1,5 @@
-"""How long placement takes: 1,000 replicas on 1,000 nodes of 8 GPUs, in one plan and decision by decision.
+"""How long placement takes: 1,000 replicas on 1,000 nodes of 8 GPUs, in one plan and decision by decision; and replicas
+of 2 to 4 nodes over InfiniBand, RoCE and NVLink, with tests that found pairs good and bad.
 
 python -m benchmarks.place
 """
@@ -11,26 +12,32 @@ from collections.abc import Callable
 
 import attrs
 from immutables import Map
+from msgspec.structs import replace
 
 from llmgw.plane.checks import Need
-from llmgw.plane.place import Rooms
+from llmgw.plane.place import Member, Rooms
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import enact
-from llmgw.plane.world import Model, Node, Profile, Shard, Stage, World
-from llmgw.wire.agent import Register, ShardStatus
+from llmgw.plane.world import Evidence, Model, Node, Profile, Shard, Stage, World
+from llmgw.wire.agent import GANGS, Register, ShardStatus
 from llmgw.wire.facts import (
     Cpu,
     EngineInstall,
+    Gid,
     Gpu,
+    GpuFabric,
     GpuLoad,
     Host,
     ModelName,
     NodeId,
+    Port,
+    PortManagers,
     ReplicaId,
     Resources,
     ShardId,
     ShardSpec,
     ShardState,
+    SubnetManager,
     Weights,
 )
 
@@ -56,6 +63,57 @@ def node(number: int) -> Node:
     return Node(
         id=NodeId(name), stage=Stage.READY, stage_at=0.0, facts=facts, facts_at=0.0, heard_at=0.0, gpu_loads=loads
     )
+
+
+def railed(number: int, kind: str) -> Node:
+    """A node with 8 rails on one of four fabrics, or in an NVLink domain of 18; one in twenty has a rail down."""
+    plain = node(number)
+    assert plain.facts is not None
+    down = number % 8 if number % 20 == 0 else -1
+    if kind == "nvlink":
+        fabric = GpuFabric(state="completed", cluster_uuid=f"rack-{number // 18}", clique=1)
+        facts = replace(plain.facts, gpus=tuple(replace(gpu, fabric=fabric) for gpu in plain.facts.gpus))
+    else:
+        facts = replace(
+            plain.facts,
+            ports=tuple(rail(number, at, kind, at == down) for at in range(8)),
+            managers=tuple(
+                PortManagers(device=f"mlx5_{at}", master=SubnetManager(guid=f"sm-{number % 4}", state="master"))
+                for at in range(8)
+            ),
+        )
+    facts = replace(facts, features=(GANGS,), address=f"10.{number // 250}.0.{number % 250 + 1}")
+    return attrs.evolve(plain, facts=facts)
+
+
+def rail(number: int, at: int, kind: str, down: bool) -> Port:
+    address = f"::ffff:10.{100 + at}.{number % 4 * 64 + number // 250}.{number % 250 + 1}"
+    return Port(
+        device=f"mlx5_{at}",
+        kind=kind,
+        state="DOWN" if down else "ACTIVE",
+        rate_gbps=400.0,
+        pci=f"0000:{at + 16:02x}:00.0",
+        lid=number + 1,
+        sm_lid=1,
+        netdev=f"eth{at}",
+        gids=(Gid(1, "fe80::1", "RoCE v2", f"eth{at}"), Gid(3, address, "RoCE v2", f"eth{at}"))
+        if kind == "roce"
+        else (),
+    )
+
+
+def evidence(nodes: list[Node]) -> Map[tuple[NodeId, NodeId], Evidence]:
+    """A tournament's first rounds: five tests of each node, one pair in fifty bad on a rail."""
+    found: dict[tuple[NodeId, NodeId], Evidence] = {}
+    for at, one in enumerate(nodes):
+        for step in (4, 8, 12, 16, 20):
+            other = nodes[(at + step) % len(nodes)]
+            pair = (min(one.id, other.id), max(one.id, other.id))
+            ends = tuple(f"{name} mlx5_{at % 8}/1" for name in pair)
+            bad = (at + step) % 50 == 0
+            found[pair] = Evidence(clock=0.0, at=0.0, bad=ends if bad else (), good=() if bad else ends)
+    return Map(found)
 
 
 def wanted(name: str, replicas: int, gpus: int) -> Model:
@@ -127,6 +185,67 @@ def one_by_one() -> None:
     print(f"   longest {1000 * rest[-1]:.3f} ms")
 
 
+def of_several() -> None:
+    """Replicas of 2 to 4 nodes until 1,000 nodes are full, each decision alone: choose, and hold all members."""
+    cases = {
+        "InfiniBand, all 8 rails": ("ib", "rdma", 0),
+        "InfiniBand, 6 rails of 8": ("ib", "rdma", 6),
+        "RoCE, all 8 rails": ("roce", "rdma", 0),
+        "NVLink, 56 domains": ("nvlink", "nvlink", 0),
+        "TCP": ("ib", "tcp", 0),
+    }
+    for words, (kind, network, rails) in cases.items():
+        fleet = [railed(number, kind) for number in range(NODES)]
+        world = World(nodes=Map({n.id: n for n in fleet}), evidence=evidence(fleet))
+        rooms = Rooms(world, 1.0)
+        models = [several(f"g{nodes}", nodes, network, rails) for nodes in (2, 3, 4)]
+        spent: list[float] = []
+        left, turn = list(models), 0
+        while left:
+            model = left[turn % len(left)]
+            begun = time.perf_counter()
+            choice = rooms.choose(Need.of(model), model.name)
+            for rank, member in enumerate(choice.members if choice is not None else ()):
+                rooms.hold(placed(model, f"{model.name}-{turn}", rank, member))
+            spent.append(time.perf_counter() - begun)
+            if choice is None:
+                left.remove(model)
+            turn += 1
+        first, rest = spent[0], sorted(spent[1:])
+        print(f"  {words:26} {len(spent) - 3:4} replicas   first {1000 * first:6.1f} ms", end="")
+        print(f"   p50 {1000 * rest[len(rest) // 2]:.2f} ms   p99 {1000 * rest[int(len(rest) * 0.99)]:.2f} ms", end="")
+        print(f"   longest {1000 * rest[-1]:.2f} ms")
+        begun = time.perf_counter()
+        reasons = rooms.refused(Need.of(models[0]))
+        print(f"  {'':26} and then why not, {len(reasons)} reasons: {1000 * (time.perf_counter() - begun):.0f} ms")
+
+
+def several(name: str, nodes: int, network: str, rails: int) -> Model:
+    one = wanted(name, 1, 8)
+    return replace(one, profile=replace(one.profile, nodes=nodes, network=network, rails=rails))
+
+
+def placed(model: Model, replica: str, rank: int, member: Member) -> Shard:
+    spec = ShardSpec(
+        engine="vllm",
+        model=model.name,
+        source=model.profile.source,
+        resources=model.profile.resources,
+        gpus=member.gpus,
+        ports=dict(member.ports),
+    )
+    return Shard(
+        id=ShardId(f"{replica}-{rank}"),
+        replica=ReplicaId(replica),
+        model=model.name,
+        rank=rank,
+        node=member.node,
+        generation=1,
+        spec=spec,
+        revision=1,
+    )
+
+
 def a_lost_node() -> None:
     """What a plane pays when a node of a full fleet is lost: a plan from nothing."""
     world = fleet(wanted("m0", 900, 8))
@@ -151,6 +270,8 @@ def main() -> None:
     print("one decision (choose and hold), aim: p99 below 5 ms:")
     one_by_one()
     a_lost_node()
+    print("replicas of 2, 3 and 4 nodes in turn, one decision (choose and hold), aim: p99 below 5 ms:")
+    of_several()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import attrs
 
@@ -41,6 +42,7 @@ class End:
     interface: str = ""
 
 
+@lru_cache(maxsize=1 << 16)
 def loopback(address: str) -> bool:
     """Whether an address reaches only its own machine."""
     if address == "localhost":

@@ -33,6 +33,7 @@ class Reach:
     _common: dict[tuple[str, int], tuple[Rails, ...]] = attrs.field(factory=dict)
     _ways: dict[tuple[str, str, Rails, str, str], Way] = attrs.field(factory=dict)
     _fresh: dict[tuple[NodeId, NodeId], Evidence] | None = None
+    _bad_pairs: list[tuple[tuple[NodeId, NodeId], Evidence]] | None = None
     _foes: dict[tuple[str, Rails], _Pairs] = attrs.field(factory=dict)
     _friends: _Pairs | None = None
 
@@ -90,8 +91,8 @@ class Reach:
 
     def _without_bad(self, family: str) -> Iterator[Rails]:
         """For each pair that was tested bad: the rails that both have, without those that are bad between them."""
-        for pair, test in self.evidence().items():
-            known = [self.world.nodes[name] for name in pair if name in self.world.nodes] if test.bad else []
+        for pair, test in self._tested_bad():
+            known = [self.world.nodes[name] for name in pair if name in self.world.nodes]
             if len(known) < 2:
                 continue
             both: list[Rails] = []
@@ -141,8 +142,13 @@ class Reach:
             return {}
         key = (way.over, way.rails)
         if key not in self._foes:
-            self._foes[key] = _both(pair for pair, test in self.evidence().items() if self.bad(pair, test, way))
+            self._foes[key] = _both(pair for pair, test in self._tested_bad() if self.bad(pair, test, way))
         return self._foes[key]
+
+    def _tested_bad(self) -> Sequence[tuple[tuple[NodeId, NodeId], Evidence]]:
+        if self._bad_pairs is None:
+            self._bad_pairs = [(pair, test) for pair, test in self.evidence().items() if test.bad]
+        return self._bad_pairs
 
     def bad(self, pair: tuple[NodeId, NodeId], test: Evidence, way: Way) -> tuple[str, ...]:
         """The ends of rails of this way that a test of two nodes found bad."""
