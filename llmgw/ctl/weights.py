@@ -59,13 +59,15 @@ def weights(node: str, output: str, watch: float | None) -> None:
 @click.option(
     "--rate", type=_Size(), metavar="SIZE", help="Bytes per second, such as 50MB; a shard that waits lifts it."
 )
+@click.option("--refresh", is_flag=True, help="Where SOURCE is a branch that has moved on, what it is now.")
 @output
-def fetch(source: str, nodes: tuple[str, ...], rate: int | None, output: str) -> None:
+def fetch(source: str, nodes: tuple[str, ...], rate: int | None, refresh: bool, output: str) -> None:
     """Let nodes fetch weights before they are needed; without NODE all that are connected.
 
-    SOURCE is written as in models.toml: hf://org/model, or https://HOST/FILE#sha256=DIGEST.
+    SOURCE is written as in models.toml: hf://org/model, or https://HOST/FILE#sha256=DIGEST; or it is a model's name.
     """
-    done("weights/fetch", {"source": source, "nodes": nodes, "bytes_per_second": rate}, output=output)
+    order = {"source": source, "nodes": nodes, "bytes_per_second": rate, "refresh": refresh}
+    done("weights/fetch", order, output=output)
 
 
 @click.command()

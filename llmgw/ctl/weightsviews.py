@@ -19,7 +19,15 @@ _HELD = (
     Column("USED", extra=2),
     Column("NEEDED BY", extra=1),
     Column("REVISION", extra=4),
+    Column("FROM", extra=5),
     Column("ERROR", extra=3, prose=True),
+)
+_DISKS = (
+    Column("NODE"),
+    Column("FREE", right=True),
+    Column("CACHE", extra=1),
+    Column("SHARED AT", extra=3),
+    Column("TOLD EARLIER", extra=2),
 )
 
 
@@ -33,14 +41,16 @@ def caches(answer: Answer, width: int) -> RenderableType:
             cache.node,
             of(size(cache.free_bytes), size(cache.total_bytes)),
             cache.path,
+            clean(cache.shared_at),
             Text(clean(cache.error), "yellow"),
         )
         for cache in reply.nodes
         if cache.total_bytes is not None or cache.error
     ]
     if disks:
-        heads = (Column("NODE"), Column("FREE", right=True), Column("CACHE", extra=1), Column("TOLD EARLIER", extra=2))
-        parts += [Text(""), columns(heads, disks, nothing="", width=width)]
+        parts += [Text(""), columns(_DISKS, disks, nothing="", width=width)]
+    for warning in reply.warnings:
+        parts += [Text(""), Text(f"Warning: {clean(warning)}.", "yellow")]
     return Group(*parts)
 
 
@@ -56,6 +66,7 @@ def _held(cache: CacheView, held: HeldView) -> tuple[Cell, ...]:
         used,
         clean(held.needed_by),
         clean(held.revision[:12]),
+        clean(held.came_from),
         clean(held.error),
     )
 

@@ -44,8 +44,10 @@ from llmgw.node.stream import Beats, Duties, PlaneStream
 from llmgw.node.survey import Survey
 from llmgw.node.weights.cache import Cache
 from llmgw.node.weights.peers import Peers
+from llmgw.node.weights.sharing import Orders, Sharing
+from llmgw.node.weights.whence import Whence
 from llmgw.process import give_back
-from llmgw.wire.agent import GANGS, Heartbeat, Register
+from llmgw.wire.agent import GANGS, REFRESH, Heartbeat, Register
 from llmgw.wire.control import (
     DoctorReply,
     DoctorRequest,
@@ -93,6 +95,7 @@ async def _run(node: Node) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.survey.run)
         nursery.start_soon(node.weights.run)
+        nursery.start_soon(node.sharing.run)
         nursery.start_soon(node.shards.run)
         nursery.start_soon(node.watch_installs)
         nursery.start_soon(node.keep_installs)
@@ -122,6 +125,7 @@ class Node:
     perftest: Perftest
     managers: ManagerWatch
     weights: Cache
+    sharing: Sharing
     answers: Answers
     newest: list[Register]
     looked: trio.Event = attrs.field(factory=trio.Event)
@@ -149,7 +153,7 @@ class Node:
             seen,
             node=self.name,
             version=__version__,
-            features=tuple(sorted((*features(self.answers), GANGS))),
+            features=tuple(sorted((*features(self.answers), GANGS, REFRESH))),
             problems=(*seen.problems, *self.shards.problems),
             installable=self.keeper.installable,
             installs=self.keeper.installs,
@@ -158,6 +162,7 @@ class Node:
             shards=self.shards.statuses(),
             labels=dict(self.settings.labels),
             epoch=self.epoch.value,
+            share=self.sharing.address,
             engine_ports=(self.settings.engine_ports.first, self.settings.engine_ports.last),
         )
         return whole
@@ -174,6 +179,7 @@ class Node:
     def command(self, order: StartShard | StopShard | DrainShard | Provision | FetchWeights) -> None:
         match order:
             case StartShard():
+                self.weights.told(order.spec.source, _whence(order))
                 self.shards.start(order)
             case StopShard():
                 self.shards.stop(order)
@@ -182,6 +188,7 @@ class Node:
             case Provision():
                 self.keeper.order(order)
             case FetchWeights():
+                self.weights.told(order.source, _whence(order))
                 self.weights.ahead(order)
 
     # --- the daemon's tasks ----------------------------------------------------------------------------
@@ -218,6 +225,10 @@ class Node:
         return await PlaneStream(frames, self.duties()).run()
 
 
+def _whence(order: StartShard | FetchWeights) -> Whence:
+    return Whence.told(order.weights_from, order.weights_soon, order.weights_revision)
+
+
 class _Whole:
     """A stream's heartbeats: the survey's, with engines, weights, managers and shards' problems when they changed."""
 
@@ -227,6 +238,7 @@ class _Whole:
         self._installs: tuple[EngineInstall, ...] = told.installs
         self._managers: tuple[PortManagers, ...] = told.managers
         self._weights: tuple[Weights, ...] = told.weights
+        self._share = told.share
         self._problems = node.shards.problems
         self._survey_problems = tuple(problem for problem in told.problems if problem not in self._problems)
 
@@ -247,6 +259,9 @@ class _Whole:
         if (weights := self._node.weights.weights) != self._weights:
             self._weights = weights
             beat = structs.replace(beat, weights=weights)
+        if (share := self._node.sharing.address) != self._share:
+            self._share = share
+            beat = structs.replace(beat, share=share)
         return beat
 
 
@@ -274,7 +289,7 @@ def assemble(settings: NodeSettings) -> Node:
         in_use=lambda: shards.sources(),
         bytes_per_second=settings.weights_bytes_per_second or None,
         reserve=settings.weights_reserve,
-        peers=Peers(settings.weights_peers, directory) if settings.weights_peers and not settings.insecure else None,
+        peers=Peers(settings.weights_peers, directory) if not settings.insecure else None,
     )
     shards = Shards(
         directory,
@@ -328,6 +343,7 @@ def assemble(settings: NodeSettings) -> Node:
         perftest=perftest,
         managers=managers,
         weights=weights,
+        sharing=Sharing(directory, Orders.of(settings) if settings.share and not settings.insecure else None),
         answers={
             LogsRequest: answer_logs,
             DoctorRequest: answer_doctor,

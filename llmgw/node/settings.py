@@ -108,9 +108,11 @@ class NodeSettings:
     weights: Path = Path("weights")
     #: All fetches of weights together take no more of the network, in bytes per second; 0: as much as there is.
     weights_bytes_per_second: Bytes = attrs.field(default=0, validator=attrs.validators.ge(0))
-    #: Nodes that serve theirs by `llmgw-node share`, asked before anybody outside: HOST:PORT.
+    #: Keep a process beside the agent that gives this node's weights to other nodes, as `llmgw-node share` does.
+    share: bool = False
+    #: Nodes that share theirs, asked beside those that the plane names: HOST:PORT.
     weights_peers: tuple[Listen, ...] = ()
-    #: Where this node serves its own, when `llmgw-node share` runs.
+    #: Where this node gives its own, with `share = true` or by `llmgw-node share`.
     weights_listen: Listen = Listen("0.0.0.0", 7445)
     #: Of the disk of the weights this is never filled.
     weights_reserve: Bytes = attrs.field(default=1 << 30, validator=attrs.validators.ge(0))

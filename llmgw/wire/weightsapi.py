@@ -13,7 +13,8 @@ from llmgw.wire.api import API
 class HeldView(Struct, frozen=True, kw_only=True):
     """A model's files on a node. `needed_by` says what keeps them from being removed, "" when nothing does.
 
-    `idle` is for how long no shard there has used them; null where that is not known.
+    `idle` is for how long no shard there has used them; null where that is not known. `came_from` is the node that gave
+    the last of the files, "" where they came from the source itself.
     """
 
     source: str = ""
@@ -27,10 +28,14 @@ class HeldView(Struct, frozen=True, kw_only=True):
     idle: float | None = None
     needed_by: str = ""
     error: str = ""
+    came_from: str = ""
 
 
 class CacheView(Struct, frozen=True, kw_only=True):
-    """A node's cache. With an `error` the node could not be asked, and `weights` are what it told last."""
+    """A node's cache. With an `error` the node could not be asked, and `weights` are what it told last.
+
+    `shared_at` is where other nodes may have them, "" where they may not.
+    """
 
     node: str = ""
     path: str = ""
@@ -38,13 +43,15 @@ class CacheView(Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     weights: tuple[HeldView, ...] = ()
     error: str = ""
+    shared_at: str = ""
 
 
 class WeightsReply(Struct, frozen=True, kw_only=True):
-    """The caches, by node."""
+    """The caches, by node. `warnings` are sentences: sources of which nodes hold different commits."""
 
     api: int = API
     nodes: tuple[CacheView, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class RemovalView(Struct, frozen=True, kw_only=True):

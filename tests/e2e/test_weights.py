@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from llmgw.demo.main import free_ports
-from llmgw.demo.processes import call, start, stop
+from llmgw.demo.processes import call, leftovers, start, stop
 from llmgw.tinymodel import write_tiny
 from tests.e2e.rig import QUICK, Rig, rig
 from tests.node.weights.hubserver import Hub, served
@@ -76,7 +76,7 @@ async def progress(fleet: Rig) -> dict[str, Any] | None:
 
 
 async def test_a_model_from_a_hub_is_served_kept_and_removed_when_nothing_needs_it(fleet: Rig, hub: Hub) -> None:
-    hub.piece, hub.pause = 32 << 10, 0.02
+    hub.piece, hub.pause = 32 << 10, 0.06  # longer than a busy machine takes for a command
     await want(fleet, 1)
     seen: list[dict[str, Any]] = []
 
@@ -225,3 +225,103 @@ async def test_a_second_node_has_them_from_the_first(fleet: Rig, hub: Hub) -> No
     finally:
         await stop(share)
     assert share.returncode == 0
+
+
+async def three_that_share(fleet: Rig) -> None:
+    """Two nodes more, and all of them share."""
+    await fleet.kill(fleet.nodes["n1"])
+    for name in ("n1", "n2", "n3"):
+        if name != "n1":
+            await fleet.join(name)
+        (port,) = free_ports(1)
+        config = fleet.root / name / "node.toml"
+        config.write_text(f'share = true\nweights_listen = "127.0.0.1:{port}"\n' + config.read_text())
+        await fleet.start_node(name)
+
+    async def shared() -> bool:
+        found = (await ctl(fleet, "weights"))["nodes"]
+        return [bool(cache["shared_at"] and not cache["error"]) for cache in found] == [True] * 3
+
+    await fleet.until(shared, what="all three share")
+
+
+def sharers(fleet: Rig) -> list[int]:
+    return [pid for pid in leftovers(fleet.mark) if b"weights.share" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def caches(fleet: Rig) -> dict[str, dict[str, Any]]:
+    return {c["node"]: w for c in (await ctl(fleet, "weights"))["nodes"] for w in c["weights"] if w["source"] == SOURCE}
+
+
+async def test_three_nodes_that_want_a_model_have_it_from_outside_once(fleet: Rig, hub: Hub) -> None:
+    await three_that_share(fleet)
+    hub.piece, hub.pause = 64 << 10, 0.15
+    await want(fleet, 3)
+    seen: set[str] = set()
+
+    async def ready() -> bool:
+        seen.update(s["progress"]["what"] for s in (await fleet.shards()).values() if s["progress"])
+        return await fleet.ready(3)
+
+    await fleet.until(ready, within=90, what="three replicas")
+    assert sum(path.endswith(".gguf") for path, _ in hub.bodies) == 1
+    held = await caches(fleet)
+    assert len(held) == 3
+    assert sorted(bool(weights["came_from"]) for weights in held.values()) == [False, True, True]
+    assert any(words.startswith("weights, until n") for words in seen)
+    assert "FROM" in await words(fleet, "weights")
+
+
+async def test_a_fetcher_that_is_killed_midway_holds_up_neither_of_the_others(fleet: Rig, hub: Hub) -> None:
+    await three_that_share(fleet)
+    hub.piece, hub.pause = 32 << 10, 0.05
+    await words(fleet, "fetch", SOURCE)
+
+    async def far() -> bool:
+        return hub.sent > 1 << 20
+
+    await fleet.until(far, what="half of it fetched")
+    await fleet.kill(fleet.nodes["n1"])
+    hub.pause = 0.0
+
+    async def there() -> bool:
+        held = await caches(fleet)
+        return all(held.get(name, {}).get("complete") for name in ("n2", "n3"))
+
+    await fleet.until(there, within=60, what="the others have it")
+    assert sum(path.endswith(".gguf") for path, _ in hub.bodies) == 2
+    assert (await caches(fleet))["n3"]["came_from"] == "n2"
+    assert len(sharers(fleet)) == 2  # what the killed agent kept has ended with it
+
+
+async def test_a_branch_that_moved_is_fetched_anew_when_asked_for_and_said_to_differ_until_then(
+    fleet: Rig, hub: Hub
+) -> None:
+    await three_that_share(fleet)
+    await want(fleet, 1)
+    await fleet.until(lambda: fleet.ready(1), within=60, what="served")
+    old = hub.move("b" * 40, {"README.md": b"# tiny, a newer one"})
+    (serving,) = await caches(fleet)
+    other = "n2" if serving == "n1" else "n1"
+    await words(fleet, "fetch", "tiny", other)
+
+    async def both() -> bool:
+        return [weights["complete"] for weights in (await caches(fleet)).values()] == [True, True]
+
+    await fleet.until(both, what="another node has it")
+    assert {weights["revision"] for weights in (await caches(fleet)).values()} == {old}
+    assert "will fetch the newest of" in await words(fleet, "fetch", "--refresh", "tiny", serving)
+
+    async def fresh(*names: str) -> bool:
+        now = await caches(fleet)
+        return all(now[name]["revision"] == "b" * 40 and now[name]["complete"] for name in names)
+
+    await fleet.until(lambda: fresh(serving), what="the newer commit")
+    answer = await ctl(fleet, "weights")
+    assert len(answer["warnings"]) == 1
+    assert "is not the same everywhere" in await words(fleet, "weights")
+    assert any(w["source"] == f"{SOURCE}@{old}" for c in answer["nodes"] for w in c["weights"])
+    assert await fleet.ready(1)
+    await words(fleet, "fetch", "--refresh", SOURCE, other)
+    await fleet.until(lambda: fresh(serving, other), what="the newer commit everywhere")
+    assert (await ctl(fleet, "weights"))["warnings"] == []

@@ -9,14 +9,15 @@ import trio
 from msgspec import Struct
 from quart import Blueprint, Response, request
 
-from llmgw.errors import BadInput, LlmgwError
+from llmgw.errors import BadInput, LlmgwError, TooOld
 from llmgw.plane import weights as judge
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
 from llmgw.plane.world import Node, World
+from llmgw.wire.agent import REFRESH
 from llmgw.wire.api import DoneReply
 from llmgw.wire.control import FetchWeights, RemoveWeightsRequest, WeightsRequest
-from llmgw.wire.facts import NodeId, Weights
+from llmgw.wire.facts import ModelName, NodeId, Weights
 from llmgw.wire.weightsapi import CacheView, HeldView, RemovalReply, RemovalView, WeightsReply
 
 if TYPE_CHECKING:
@@ -34,11 +35,15 @@ _MOST_GRACE = 366 * 86400.0
 
 
 class FetchOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Weights to be fetched ahead of need; without `nodes` by every node that is connected."""
+    """Weights to be fetched ahead of need; without `nodes` by every node that is connected.
+
+    `source` may be the name of a wanted model. `refresh`: what its branch is now, if that has moved on.
+    """
 
     source: str
     nodes: tuple[str, ...] = ()
     bytes_per_second: int | None = None
+    refresh: bool = False
 
 
 class RemovalOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +82,8 @@ def blueprint(admin: Admin) -> Blueprint:
             return cache_view(node, found, needed, error)
 
         names = [name for name in request.args.getlist("node") if name]
-        return answer(WeightsReply(nodes=await _all(look, chosen(names))))
+        nodes = await _all(look, chosen(names))
+        return answer(WeightsReply(nodes=nodes, warnings=judge.warnings(world())))
 
     @part.post("/weights/fetch")
     async def fetch() -> Response:
@@ -89,10 +95,16 @@ def blueprint(admin: Admin) -> Blueprint:
         nodes = [node for node in chosen(order.nodes) if order.nodes or node.connected]
         if not nodes:
             raise BadInput("no node is connected that could fetch it", remedy="see `llmgw ctl nodes`")
-        for node in nodes:
-            admin.hub.tell(node.id, FetchWeights(source=order.source, bytes_per_second=order.bytes_per_second))
+        if order.refresh and (old := [n.id for n in nodes if n.facts is None or REFRESH not in n.facts.features]):
+            raise TooOld(f"{', '.join(old)}: too old for {REFRESH}", remedy="upgrade the agent there, or name others")
+        model = world().models.get(ModelName(order.source))
+        source = model.profile.source if model is not None else order.source
+        fetch = FetchWeights(source=source, bytes_per_second=order.bytes_per_second, refresh=order.refresh)
+        for id, directed in judge.directed(world(), [(node.id, fetch) for node in nodes]):
+            admin.hub.tell(id, directed)
         who = nodes[0].id if len(nodes) == 1 else f"{len(nodes)} nodes"
-        return answer(DoneReply(text=f"{who} will fetch {order.source}: see `llmgw ctl weights`"))
+        what = f"the newest of {source}" if order.refresh else source
+        return answer(DoneReply(text=f"{who} will fetch {what}: see `llmgw ctl weights`"))
 
     @part.post("/weights/gc")
     async def gc() -> Response:
@@ -138,6 +150,7 @@ def cache_view(node: Node, held: Iterable[Weights], needed: dict[str, str], erro
         free_bytes=disk.free_bytes if disk is not None else None,
         total_bytes=disk.total_bytes if disk is not None else None,
         error=error,
+        shared_at=judge.shared_at(node),
         weights=tuple(
             HeldView(
                 source=found.source,
@@ -151,6 +164,7 @@ def cache_view(node: Node, held: Iterable[Weights], needed: dict[str, str], erro
                 idle=found.idle,
                 needed_by=needed.get(found.source, ""),
                 error=found.error,
+                came_from=found.came_from,
             )
             for found in held
         ),
