@@ -7,7 +7,6 @@ the same generation: any that ends, ends the attempt, and the whole replica begi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 
 import attrs
 
@@ -18,7 +17,7 @@ from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState
 MARGIN = 30.0
 
 
-@attrs.frozen(slots=False)
+@attrs.frozen
 class Replica:
     """All shards of one replica id, by rank."""
 
@@ -40,13 +39,13 @@ class Replica:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        return tuple(member.node for member in self.members)
+        return (self.members[0].node,) if len(self.members) == 1 else tuple(member.node for member in self.members)
 
-    @cached_property
+    @property
     def gang(self) -> bool:
         return size(self.members[0]) > 1 or len(self.members) > 1
 
-    @cached_property
+    @property
     def runs(self) -> bool:
         """Whether every member is wanted to run."""
         return all(member.want is Want.RUN for member in self.members)
@@ -55,7 +54,7 @@ class Replica:
     def generation(self) -> int:
         return max(member.generation for member in self.members)
 
-    @cached_property
+    @property
     def sound(self) -> bool:
         """Whether its members make one attempt: every rank once, at one generation, of one model and revision.
 
@@ -71,21 +70,22 @@ class Replica:
             and len({(member.generation, member.model, member.revision) for member in self.members}) == 1
         )
 
-    @cached_property
+    @property
     def ready(self) -> bool:
         """Whether it serves, as far as its nodes have said."""
-        return all(member.state is ShardState.READY for member in self.members) and (
-            len(self.members) == 1 or self.sound
-        )
+        for member in self.members:
+            if member.state is not ShardState.READY:
+                return False
+        return len(self.members) == 1 or self.sound
 
-    @cached_property
+    @property
     def broken(self) -> bool:
         """Whether its attempt is over: a member has ended, or it was given up while some of them still run."""
         if len(self.members) == 1:
             return ended(self.members[0])
         return any(ended(member) or counted(member) for member in self.members)
 
-    @cached_property
+    @property
     def blamed(self) -> Shard:
         """The member that failed first, which is the cause; the others went with it."""
         failed = [member for member in self.members if counted(member)]

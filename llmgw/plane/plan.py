@@ -144,9 +144,15 @@ class _Planner:
     def _look(self, at: float) -> None:
         self.again = at if self.again is None else min(self.again, at)
 
-    def _lost(self, node: NodeId) -> bool:
-        known = self.world.nodes.get(node)
-        return known is None or known.stage is Stage.LOST
+    def _lost(self, *nodes: NodeId) -> bool:
+        for node in nodes:
+            known = self.world.nodes.get(node)
+            if known is None or known.stage is Stage.LOST:
+                return True
+        return False
+
+    def _draining(self, *nodes: NodeId) -> bool:
+        return any(self.world.nodes[node].draining for node in nodes)
 
     # One model --------------------------------------------------------------------------------------------
 
@@ -162,9 +168,9 @@ class _Planner:
         for replica in mine:
             if not replica.sound:
                 self._leave(replica, f"the members of {replica.id} do not make one replica: it is placed anew")
-            elif any(self._lost(node) for node in replica.nodes):
+            elif self._lost(*replica.nodes):
                 displaced.append(replica)
-            elif any(self.world.nodes[node].draining for node in replica.nodes):
+            elif self._draining(*replica.nodes):
                 draining.append(replica)
             elif replica.revision != model.revision:
                 outdated.append(replica)
@@ -172,12 +178,15 @@ class _Planner:
                 staying.append(replica)
 
         # Too many: the worst go first.
-        staying.sort(key=lambda r: (self._worth(r), order(r)))
-        while len(staying) > wanted:
-            self._leave(staying.pop(), enough)
-        staying.sort(key=order)
+        if len(staying) > wanted:
+            staying.sort(key=lambda r: (self._worth(r), order(r)))
+            while len(staying) > wanted:
+                self._leave(staying.pop(), enough)
+            staying.sort(key=order)
         for replica in staying:
             self._again(model, replica, wanted)
+        if len(staying) == len(mine) == wanted:
+            return
 
         # A change that does not come up touches nothing more: what is older stays, and starts again as it was.
         mixed = outdated or any(replica.revision != model.revision for replica in (*draining, *displaced))
@@ -261,8 +270,9 @@ class _Planner:
 
     def _again(self, model: Model, replica: Replica, wanted: int) -> None:
         """The next attempt of a replica whose last one is over, when it is due; or that outgrew our records (D4)."""
-        for shard in replica.members:
-            stray = self.world.strays.get((shard.node, shard.id))
+        strays = self.world.strays
+        for shard in replica.members if strays else ():
+            stray = strays.get((shard.node, shard.id))
             if stray is not None and stray.status.generation > shard.generation:
                 newer = stray.status.generation
                 why = f"{shard.node} runs generation {newer} of {shard.id}, which is newer than any that is known here"
