@@ -54,17 +54,20 @@ def check(config: Path | None, directory: Path | None) -> None:
 @_directory
 def run(config: Path | None, directory: Path | None) -> None:
     """Run the plane until it is stopped."""
+    from functools import partial
+
     import trio
 
     from llmgw import log
     from llmgw.plane import main
     from llmgw.plane.settings import find, load
 
-    settings = load(find(config, directory), directory=directory)
+    again = partial(load, find(config, directory), directory=directory)
+    settings = again()
     log.set_up(settings.log)
     if settings.insecure:
         log.shout("INSECURE MODE: no certificates; whoever reaches this machine's loopback steers the fleet")
-    trio.run(main.run, settings)
+    trio.run(main.run, settings, again)
 
 
 @plane.command()

@@ -171,6 +171,11 @@ class Fleet:
         """The engines that every node which can should have."""
         return self._engines
 
+    def want_engines(self, engines: Iterable[EngineInstall], packages: Mapping[str, EnginePackage]) -> None:
+        """From now on every node that can should have these; each is told in the next round."""
+        self._engines, self._packages = tuple(engines), dict(packages)
+        self._provided_for = None
+
     def provision(self, node: NodeId) -> Provision:
         """The engines that a node should have now."""
         return converge.provision(self.world.value, node, self._engines, self._packages)

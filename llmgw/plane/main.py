@@ -59,8 +59,11 @@ MODELS_KEY = "plane/models-file"
 GOODBYES_WITHIN = 3.0
 
 
-async def run(settings: PlaneSettings) -> None:
-    """Run a plane until SIGTERM or SIGINT. Raises LlmgwError when it cannot start."""
+async def run(settings: PlaneSettings, again: Callable[[], PlaneSettings] | None = None) -> None:
+    """Run a plane until SIGTERM or SIGINT. Raises LlmgwError when it cannot start.
+
+    `again` reads the settings anew, at SIGHUP: of them only the engines may change while it runs.
+    """
     async with await SqliteStore.open(settings.path(settings.store)) as store:
         plane = await assemble(settings, store)
         async with trio.open_nursery() as nursery:
@@ -76,7 +79,7 @@ async def run(settings: PlaneSettings) -> None:
                 admin=str(settings.admin_listen),
                 gateway=str(settings.gateway_listen) if settings.gateway.inside else "processes of their own",
             )
-            await _until_stopped(plane)
+            await _until_stopped(plane, again)
             log.info("plane stops")
             plane.stop.set()
             await plane.stopped()
@@ -309,13 +312,17 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
     return listener
 
 
-async def _until_stopped(plane: Plane) -> None:
-    """Until SIGTERM or SIGINT. SIGHUP reads models.toml again."""
+async def _until_stopped(plane: Plane, again: Callable[[], PlaneSettings] | None) -> None:
+    """Until SIGTERM or SIGINT. SIGHUP reads models.toml again, and the engines of plane.toml."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
             if number != signal.SIGHUP:
                 return
             try:
+                # Engines first: what models ask for may come from them.
+                if again is not None:
+                    settings = await trio.to_thread.run_sync(again)
+                    plane.fleet.want_engines(settings.wanted_engines, settings.engine_packages)
                 await plane.apply_file()
             except LlmgwError as error:
-                log.error("models file not applied", error=str(error))
+                log.error("settings or models file not applied", error=str(error))

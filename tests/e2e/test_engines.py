@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -135,10 +136,9 @@ async def test_an_engine_of_the_settings_is_installed_serves_is_replaced_and_com
     # Another version in the settings alone: installed everywhere, and no running engine is disturbed by it.
     (running,) = fleet.engines()
     assert fleet.plane is not None
-    await fleet.kill(fleet.plane)
     config = fleet.directory / "plane.toml"
     config.write_text(config.read_text().replace(OLD, NEW))
-    await fleet.start_plane()
+    fleet.plane.send_signal(signal.SIGHUP)
 
     async def both() -> bool:
         known = await engines(fleet)

@@ -19,7 +19,7 @@ from llmgw.rdma.grade import Verdict
 from llmgw.rdma.results import EndView, PairResult, RailResult
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.control import ControlMessage, DrainShard, Pace, Provision, StartShard, StopShard
-from llmgw.wire.facts import EngineInstall, Grade, NodeId, ReplicaId, ShardId, ShardLoad, ShardState
+from llmgw.wire.facts import EngineInstall, EnginePackage, Grade, NodeId, ReplicaId, ShardId, ShardLoad, ShardState
 from tests.plane.worlds import CLOCK, register, status
 
 Clock = trio.testing.MockClock
@@ -314,6 +314,21 @@ async def test_a_model_that_pins_an_engines_version_is_told_of_before_it_is_star
         await p.fleet.apply(TINY)
         await trio.sleep(30)
         assert len(agent.provided) == count
+
+
+async def test_other_engines_of_the_settings_are_told_to_every_node_that_can_have_them(autojump_clock: Clock) -> None:
+    async with plane() as p:
+        agents = [p.agent("n1"), p.agent("n2")]
+        p.fleet.want_engines([EngineInstall(engine="llamacpp", version="b3")], {"llamacpp": EnginePackage(name="own")})
+        await trio.sleep(5)
+        for agent in agents:
+            assert agent.provided == [
+                Provision(
+                    engines=(EngineInstall(engine="llamacpp", version="b3"),),
+                    preferred={"llamacpp": "b3"},
+                    packages={"llamacpp": EnginePackage(name="own")},
+                )
+            ]
 
 
 async def test_what_a_node_should_have_installed_is_told_again_when_its_queue_was_full(autojump_clock: Clock) -> None:
