@@ -82,12 +82,13 @@ def _wireless(reach: Reach, room: Room, need: Need) -> Iterator[Reason]:
             return
         counts = Counter(unit.domain for unit in room.units if unit.domain)
         best = max(counts.values(), default=0)
-        value = imex(node) or (f"{best} of {need.resources.gpus} GPUs in one domain" if best else nothing)
+        unready = next((unit.apart for unit in room.units if unit.apart and not best), "")
+        value = imex(node) or unready or (f"{best} of {need.resources.gpus} GPUs in one domain" if best else nothing)
         text = f"reaches no other node by NVLink: {value}"
         if best and not imex(node) and best >= need.resources.gpus:
             value = "too few GPUs of one domain free"
             text = f"has {value}, {need.resources.gpus} needed"
-        yield _no(room, "nvlink", value, f"{need.resources.gpus} GPUs in one domain", text, room.heard_age)
+        yield _no(room, "nvlink", value, _gpus(need), text, room.heard_age)
         return
     if not wired:
         yield _no(room, "fabric", "no rail", "a rail", "has no rail (RDMA port of a fabric)", age)
@@ -106,6 +107,10 @@ def _wireless(reach: Reach, room: Room, need: Need) -> Iterator[Reason]:
             yield _no(room, "rails", "not in common", f"{need.rails} rails in common", text, age)
 
 
+def _gpus(need: Need) -> str:
+    return "a GPU in one domain" if need.resources.gpus == 1 else f"{need.resources.gpus} GPUs in one domain"
+
+
 def _too_few(reached: _Reached, need: Need) -> Iterator[Reason]:
     count = len(reached)
     for room, _ in reached:
@@ -118,10 +123,27 @@ def _alone(reach: Reach, room: Room, ways: tuple[Way, ...], wires: dict[Way, lis
     """A node that reaches others, but too few that pass."""
     best = max((_plain(way) for way in ways), key=lambda way: (len(wires[way]), [-part for part in way.rank]))
     count = len(wires[best]) - 1
-    others = f"{count or 'no'} other{'' if count == 1 else 's'} that pass{'es' if count == 1 else ''}"
+    if others := [way for way in wires if _unlike(best, way)]:
+        more = min(others, key=lambda way: (-len(wires[way]), way.order))
+        value, needed = _rails(best), f"{_rails(more)} as on {wires[more][0].node.id}"
+        text = f"has {value}, {wires[more][0].node.id} {_rails(more)} on the same fabric, which must be as many; or say"
+        text += " in the profile how many `rails` are needed, and in the nodes' configuration which are the same"
+        return _no(room, "rails", value, needed, text, room.facts_age)
+    others_pass = f"{count or 'no'} other{'' if count == 1 else 's'} that pass{'es' if count == 1 else ''}"
     where, check = _where(best)
-    text = f"reaches {others} ({where}): a replica takes {need.nodes} nodes"
+    text = f"reaches {others_pass} ({where}): a replica takes {need.nodes} nodes"
     return _no(room, check, where, f"{need.nodes} nodes that reach one another", text, room.facts_age)
+
+
+def _unlike(way: Way, other: Way) -> bool:
+    """Whether two ways are over one fabric and yet have no rails in common, since they are not as many."""
+    if "rdma" not in (way.network, other.network) or (way.over, way.site) != (other.over, other.site):
+        return False
+    return len(way.rails) != len(other.rails) and bool({f for _, f in way.rails} & {f for _, f in other.rails})
+
+
+def _rails(way: Way) -> str:
+    return f"{len(way.rails)} rail{'' if len(way.rails) == 1 else 's'}"
 
 
 def _where(way: Way) -> tuple[str, str]:
@@ -131,7 +153,7 @@ def _where(way: Way) -> tuple[str, str]:
         return way.site or "TCP", "fabric"
     on = sorted({fabric for _, fabric in way.rails})
     names = ", ".join(on[:3]) + (f" and {len(on) - 3} more" if len(on) > 3 else "")
-    return f"{len(way.rails)} rail{'' if len(way.rails) == 1 else 's'} on {names}", "fabric"
+    return f"{_rails(way)} on {names}", "fabric"
 
 
 def _versions(groups: Sequence[list[Room]], need: Need) -> Iterator[Reason]:

@@ -161,7 +161,8 @@ def _keys(
             for at, port in enumerate(there)
         }
     subnets = {row.network for row in rows.values()}
-    if rows and len(subnets) == len(rows) and len(ports) > 1:
+    # On a labelled fabric every port may have a subnet of its own (/31), which then names nothing across nodes.
+    if rows and len(subnets) == len(rows) and len(ports) > 1 and not any(port.fabric for port in ports):
         return {
             at: (f"subnet{row.network.version}", int(row.network.network_address), row.network.prefixlen)
             for at, row in rows.items()

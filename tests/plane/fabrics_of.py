@@ -99,10 +99,16 @@ def wanted(
     gpus: int = 8,
     network: str = "",
     rails: int = 0,
+    threads: int = 0,
     **fields: object,
 ) -> Model:
     """A model whose replica takes so many nodes."""
-    of = replace(profile(engine=engine, source="hf://org/big", gpus=gpus), nodes=nodes, network=network, rails=rails)
+    of = replace(
+        profile(engine=engine, source="hf://org/big", gpus=gpus, threads=threads),
+        nodes=nodes,
+        network=network,
+        rails=rails,
+    )
     return model(name, of=replace(of, **fields))
 
 

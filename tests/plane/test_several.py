@@ -192,6 +192,22 @@ def test_rails_that_are_isolated_by_subnet_are_paired_by_it_and_never_crossed() 
     assert choice.members[0].network["NCCL_CROSS_NIC"] == "0"
 
 
+def test_nodes_of_one_fabric_with_other_numbers_of_rails_are_told_so() -> None:
+    here = world(labelled("n1", 4), labelled("n2", 2))
+    assert told(here, wanted(2)) == [
+        ("n1", "rails", "4 rails", "2 rails as on n2"),
+        ("n2", "rails", "2 rails", "4 rails as on n1"),
+    ]
+
+
+def test_on_a_labelled_fabric_every_port_may_have_a_subnet_of_its_own() -> None:
+    here = world(
+        railed("n1", roce(0, "10.0.0.1", fabric="red"), roce(1, "10.0.1.1", fabric="red")),
+        railed("n2", roce(0, "10.0.2.1", fabric="red"), roce(1, "10.0.3.1", fabric="red")),
+    )
+    assert nodes(here, wanted(2)) == ("n1", "n2")
+
+
 # --- NVLink ----------------------------------------------------------------------------------------------
 
 
@@ -220,6 +236,12 @@ def test_a_domain_without_imex_reaches_nobody() -> None:
     rows = told(here, wanted(2, gpus=4, network="nvlink"))
     assert rows[0] == ("n1", "nvlink", "IMEX is DOWN", "4 GPUs in one domain")
     assert rows[1][:2] == ("n2", "nodes")
+
+
+def test_gpus_whose_fabric_is_not_ready_say_so() -> None:
+    here = world(linked("n1", state="in-progress"), linked("n2"))
+    rows = told(here, wanted(2, gpus=1, network="nvlink"))
+    assert rows[0] == ("n1", "nvlink", "its fabric is not ready (in-progress)", "a GPU in one domain")
 
 
 def test_only_gpus_of_the_domain_are_taken() -> None:
@@ -490,6 +512,17 @@ def test_replicas_are_spread_over_the_values_of_a_label_first() -> None:
     assert "no other replicas in rack=b" in choice.why
     here, _ = placed(here, of, choice, "big-1")
     assert nodes(here, of) == ("n2",)
+
+
+def test_replicas_of_several_nodes_are_spread_as_well() -> None:
+    racks = {"n1": "a", "n2": "a", "n3": "b", "n4": "b", "n5": "a", "n6": "a"}
+    here = world(*(register(name, labels={"rack": rack}) for name, rack in racks.items()))
+    of = wanted(2, gpus=0, threads=8, spread="rack")
+    here, _ = placed(here, of, chosen(here, of), "big-0")
+    choice = chosen(here, of)
+    assert choice.nodes == ("n3", "n4")
+    here, _ = placed(here, of, choice, "big-1")
+    assert nodes(here, of) == ("n5", "n6")
 
 
 # --- exactly when there is one ---------------------------------------------------------------------------
