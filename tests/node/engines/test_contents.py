@@ -81,6 +81,22 @@ def test_a_hub_folder_tells_its_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "dtype"),
+    [
+        ({}, ""),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float32", "torch_dtype": "float16"}, "float32"),
+        ({"dtype": {"odd": 1}}, ""),
+        ({"text_config": {"num_hidden_layers": 2}, "torch_dtype": "float16"}, "float16"),
+    ],
+)
+def test_a_config_tells_how_wide_the_values_are(tmp_path: Path, more: dict[str, object], dtype: str) -> None:
+    path = hub(tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    assert read_contents(tmp_path).dtype == dtype
+
+
+@pytest.mark.parametrize(
     ("cut", "index", "codes"),
     [
         (1, None, ["broken-weights"]),
