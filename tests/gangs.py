@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
-from socket import AF_INET, SOCK_STREAM, socket
 from tempfile import mkdtemp
 
 from llmgw.node.health import Patience
+from llmgw.node.tcp import is_free
 from llmgw.tinymodel import write_tiny
 from llmgw.wire.control import StartShard
 from llmgw.wire.facts import ModelName, ReplicaId, Resources, ShardId, ShardSpec
@@ -24,16 +26,17 @@ def six_layers() -> Path:
     return write_tiny(Path(mkdtemp(prefix="llmgw-test-model-")) / "six.gguf", layers=6)
 
 
-def free_ports(count: int) -> list[int]:
-    """Numbers that nothing listens on now, outside the ranges that agents choose from."""
-    held = [socket(AF_INET, SOCK_STREAM) for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in held]
-    finally:
-        for one in held:
-            one.close()
+_next = count(12000 + os.getpid() % 700 * 10)
+
+
+def free_ports(wanted: int) -> list[int]:
+    """Numbers that nothing listens on now, outside what agents choose from and what the kernel gives to connections."""
+    found: list[int] = []
+    while len(found) < wanted:
+        number = 12000 + next(_next) % 7900
+        if is_free(number):
+            found.append(number)
+    return found
 
 
 def shard(rank: int) -> ShardId:

@@ -6,8 +6,10 @@ is somebody else's: any file may vanish between two reads, and then the process 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -201,6 +203,25 @@ def listeners(port: int, pid: int | str = "self") -> frozenset[int] | None:
             if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                 found.add(int(fields[9]))
     return frozenset(found) if readable else None
+
+
+def connected(pid: int) -> frozenset[str] | None:
+    """The IPv4 ends, as address:port, that a process is connected to by TCP; None where that may not be seen."""
+    if (own := sockets(pid)) is None:
+        return None
+    try:
+        lines = (PROC / str(pid) / "net" / "tcp").read_text().splitlines()[1:]
+    except OSError:
+        return None
+    found: set[str] = set()
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == "01" and int(fields[9]) in own:
+            address, _, port = fields[2].partition(":")
+            # The kernel prints the four bytes as one number of this machine's own byte order.
+            host = ipaddress.IPv4Address(int(address, 16).to_bytes(4, sys.byteorder))
+            found.add(f"{host}:{int(port, 16)}")
+    return frozenset(found)
 
 
 def sockets(pid: int) -> frozenset[int] | None:

@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from functools import partial
 
 import attrs
 import trio
@@ -106,7 +106,7 @@ async def attend(
     is well again; `wired` what a member of a replica of several nodes talks over. When this returns no process of the
     run is left.
     """
-    wiring = Wiring(record.spec, Path(record.log), wired)
+    wiring = Wiring(record, wired)
     try:
         handle = Handle(record.pid)
     except ProcessLookupError:
@@ -140,7 +140,7 @@ async def attend(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(notice_the_end)
             nursery.start_soon(keep_asking)
-            nursery.start_soon(wiring.follow)
+            nursery.start_soon(partial(wiring.follow, serving=serving))
         code, number = handle.reap()
     if dead is None or code is not None or number is not None:
         ended = Ended(code, number, oom_kills=max(0, processes.oom_kills() - record.oom_kills))

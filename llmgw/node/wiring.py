@@ -1,4 +1,4 @@
-"""Reading an engine's log while it is written, for what its members talk over (see `engines.wires`)."""
+"""Looking after a start at what the members of a replica talk over (see `engines.wires`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 import attrs
 import trio
 
-from llmgw.node.engines.wires import Wires, read, telling
+from llmgw.node import processes
+from llmgw.node.engines.wires import Wires, read, rpc, rpc_peers, telling
 from llmgw.node.health import Dead
 from llmgw.node.lines import clean
-from llmgw.wire.facts import ShardSpec
+from llmgw.node.records import Record
 
 _PERIOD = 2.0
 #: Eight workers name the network within seconds of each other, and again for each group that they form.
@@ -23,20 +24,22 @@ _CHUNK = 1 << 20
 
 @attrs.define(eq=False)
 class Wiring:
-    """One run's log. `told` hears of every change of what it says."""
+    """One run. `told` hears of every change of what is seen of it."""
 
-    spec: ShardSpec
-    path: Path
+    record: Record
     told: Callable[[Wires], None]
     wires: Wires = Wires()
     _lines: list[str] = attrs.field(factory=list)
     _at: int = 0
 
-    async def follow(self) -> None:
-        """Read on until what the log says has settled, or it will never say anything."""
-        if len(self.spec.peers) < 2:
+    async def follow(self, *, serving: bool) -> None:
+        """Look until what is seen has settled, or it will never say anything. `serving`: it did before."""
+        spec = self.record.spec
+        if len(spec.peers) < 2 or spec.engine == "llamacpp":
+            if serving:
+                await self.look()
             return
-        until = trio.current_time() + self.spec.ready_within + _SETTLED
+        until = trio.current_time() + spec.ready_within + _SETTLED
         while trio.current_time() < until and self._at < _MOST_READ:
             before = self.wires
             await self.look()
@@ -45,9 +48,7 @@ class Wiring:
             await trio.sleep(_PERIOD)
 
     async def complete(self) -> Dead | None:
-        """Read what is there now; why a serving leader must not be used: it left out one of its peers."""
-        if len(self.spec.peers) < 2:
-            return None
+        """Look at what is there now; why a serving leader must not be used: it left out one of its peers."""
         await self.look()
         if not self.wires.missing:
             return None
@@ -58,11 +59,17 @@ class Wiring:
         )
 
     async def look(self) -> None:
-        """Read what was written since, and tell what changed by it."""
-        lines, at = await trio.to_thread.run_sync(self._more)
-        self._at = at
-        self._lines = [*self._lines, *lines][-_MOST_LINES:]
-        wires = read(self.spec, self._lines)
+        """Look at the connections, or at what was written since, and tell what changed by it."""
+        spec = self.record.spec
+        if len(spec.peers) < 2:
+            return
+        if rpc_peers(spec):
+            there = await trio.to_thread.run_sync(processes.connected, self.record.pid)
+            wires = rpc(spec, there) if there is not None else Wires()  # not allowed to look
+        else:
+            lines, self._at = await trio.to_thread.run_sync(self._more)
+            self._lines = [*self._lines, *lines][-_MOST_LINES:]
+            wires = read(spec, self._lines)
         if wires != self.wires:
             self.wires = wires
             self.told(wires)
@@ -72,7 +79,7 @@ class Wiring:
         lines: list[str] = []
         at = self._at
         try:
-            with self.path.open("rb") as file:
+            with Path(self.record.log).open("rb") as file:
                 file.seek(at)
                 while at < _MOST_READ and (data := file.read(_CHUNK)):
                     whole = data.rfind(b"\n") + 1

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -27,9 +27,11 @@ READY, FAILED, STOPPED = ShardState.READY, ShardState.FAILED, ShardState.STOPPED
 QUICK = Patience(period=0.2, probe=0.5, token=10.0)
 
 
-async def started(nodes: list[Watching], generation: int = 1, ports: list[int] | None = None) -> list[int]:
+async def started(
+    nodes: list[Watching], generation: int = 1, ports: list[int] | None = None, args: Sequence[str] = ()
+) -> list[int]:
     """Start as the plane does: the followers first, the leader when they are ready. Everybody's process, by rank."""
-    given = orders(len(nodes), generation, ports=ports)
+    given = orders(len(nodes), generation, ports=ports, args=args)
     pids: list[int] = []
     for node, start in reversed(list(zip(nodes, given, strict=True))):
         node.shards.start(start)
@@ -58,14 +60,20 @@ async def test_a_replica_of_several_nodes_answers_with_every_member_at_work(tmp_
         follower = nodes[1].seen[-1]
         assert follower.port == 0
         assert follower.command[1:] == ("-H", "127.0.0.1", "-p", str(ports[0]), "-t", "1", "-d", "CPU")
-        (output,) = (tmp_path / "node-0/logs").glob("*/*.log")
-        holding = [line for line in output.read_text().splitlines() if "model buffer size" in line]
-        assert len(holding) == members, "every member, the leader's own CPU too, holds a part of the weights"
 
         for rank, node in enumerate(nodes):
             node.shards.stop(StopShard(shard=shard(rank), generation=1))
             await node.until(STOPPED)
         assert all(processes.look(pid) is None for pid in pids)
+
+
+async def test_the_layers_are_shared_evenly_and_the_leader_has_its_part(tmp_path: Path) -> None:
+    async with agents(tmp_path, 3) as nodes:
+        await started(nodes, args=["-lv", "4"])
+        (output,) = (tmp_path / "node-0/logs").glob("*/*.log")
+        text = output.read_text()
+        assert "offloading 4 repeating layers" in text, "of 6: the leader keeps two"
+        assert len([line for line in text.splitlines() if "model buffer size" in line]) == 3
 
 
 async def test_when_a_follower_is_killed_the_leader_fails_within_the_time_of_a_probe_and_says_why(

@@ -66,7 +66,6 @@ _THREADS = ("-t", "--threads")
 _CONTEXT = ("-c", "--ctx-size")
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _SPLIT = ("-ts", "--tensor-split")
-_VERBOSITY = ("-lv", "--verbosity", "--log-verbosity", "-v", "--verbose", "--log-verbose")
 _ALL = "99"  # more layers than any model has
 _LISTED = re.compile(r"^\s*RPC\d+(?:\[\d+\])?\s*:\s*(?P<peer>\S+:\d+)")
 _REHEARSAL_SECONDS = 30.0
@@ -225,8 +224,6 @@ def _offload(spec: ShardSpec, seat: Seat, peers: tuple[str, ...]) -> tuple[str, 
     if not peers:
         return () if spec.gpus or mine else ("-dev", "none", "-ngl", "0")
     lent: tuple[str, ...] = ("--rpc", ",".join(peers))
-    if not given(spec.args, *_VERBOSITY):
-        lent = (*lent, "-lv", "4")  # only then the log says which devices are used
     if spec.gpus or not seat.layers:
         return lent if mine else (*lent, "-ngl", _ALL)
     share = seat.layers // len(spec.peers)

@@ -1,17 +1,19 @@
-"""What the members of a replica really talk over, read from an engine's log. Pure.
+"""What the members of a replica really talk over, from an engine's log and its connections. Pure.
 
-NCCL falls back to sockets without a word to anybody but its log, and then serves at a tenth of the speed; llama.cpp
-leaves out a member that it cannot reach. Spellings are those of NCCL 2.4 to 2.31 and RCCL, of PyTorch's gloo, and of
-llama.cpp b10068 to b11434.
+NCCL falls back to sockets without a word to anybody but its log, and then serves at a tenth of the speed. Spellings
+are those of NCCL 2.4 to 2.31 and RCCL, and of PyTorch's gloo. llama.cpp leaves out a member that it cannot reach; its
+log names the devices in use only where it also writes some kilobytes for each request, so its connections are looked
+at: it holds one to each peer that has a part of the model.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
+from llmgw.node.engines.flags import given
 from llmgw.wire.facts import ShardSpec
 
 #: What makes NCCL say in its log which network it chose. At the start only: neither part speaks while it works.
@@ -20,17 +22,14 @@ NCCL_TELLS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 @attrs.frozen
 class Wires:
-    """`network` in words for `ShardStatus`; "" while the log does not tell. `missing`: peers that are left out."""
+    """`network` in words for `ShardStatus`; "" while nothing tells. `missing`: peers that were left out."""
 
     network: str = ""
     warning: str = ""
     missing: tuple[str, ...] = ()
 
 
-_TELLING = re.compile(
-    r"NET/(?:IB|Socket)\b|Using network |NET plugin |via (?:NET/|P2P/MNNVL)|ibv|libibverbs|backend=gloo"
-    r"|\bRPC\d+\b"
-)
+_TELLING = re.compile(r"NET/(?:IB|Socket)\b|Using network |NET plugin |via (?:NET/|P2P/MNNVL)|libibverbs|backend=gloo")
 _IB = re.compile(r"NET/IB ?: ?Using(?P<rest>.*)")
 _NO_IB = re.compile(r"NET/IB ?: ?No device found")
 _SOCKET = re.compile(r"NET/Socket ?: ?Using(?P<rest>.*)")
@@ -40,8 +39,18 @@ _NVLINK = re.compile(r"via P2P/MNNVL")
 _HCA = re.compile(r"(?P<device>[A-Za-z][\w.-]*):(?P<port>\d+)/(?:IB|RoCE)")
 _INTERFACE = re.compile(r"(?:\[\d+\]\s*|^\s*)(?P<name>[A-Za-z][\w.@-]*):(?=[\da-fA-F:])")
 _VERBS = re.compile(r"(?:Failed|failed|Could not|Unable) to (?:open|load|dlopen) \S*libibverbs")
-_USED = re.compile(r"using device RPC\d+(?:\[\d+\])? \((?P<peer>[^)\s]+)\)")
-_HOLDS = re.compile(r"RPC\d+\[(?P<peer>[^\]\s]+)\] model buffer size")
+#: Options of llama.cpp by which a profile says itself what goes where.
+_LAID_OUT = (
+    "-ts",
+    "--tensor-split",
+    "-dev",
+    "--device",
+    "-ngl",
+    "--gpu-layers",
+    "--n-gpu-layers",
+    "-sm",
+    "--split-mode",
+)
 _FABRIC_TEST = "measure the ports with `llmgw ctl fabric-test`"
 
 
@@ -51,8 +60,8 @@ def telling(line: str) -> bool:
 
 
 def rpc_peers(spec: ShardSpec) -> tuple[str, ...]:
-    """Where a leader of llama.cpp meets its followers, as it is told and as it names them in its log."""
-    if len(spec.peers) < 2 or len(spec.peer_ports) < len(spec.peers):
+    """Where a leader of llama.cpp meets its followers."""
+    if spec.engine != "llamacpp" or spec.rank or len(spec.peers) < 2 or len(spec.peer_ports) < len(spec.peers):
         return ()
     return tuple(
         f"{peer}:{ports['rpc']}"
@@ -63,28 +72,22 @@ def rpc_peers(spec: ShardSpec) -> tuple[str, ...]:
 
 def read(spec: ShardSpec, lines: Sequence[str]) -> Wires:
     """What the log of one member says so far. Of a shard without peers it is nothing."""
-    if len(spec.peers) < 2:
+    if len(spec.peers) < 2 or spec.engine == "llamacpp":
         return Wires()
-    if spec.engine == "llamacpp":
-        return Wires() if spec.rank else _rpc(spec, lines)
     found = _nccl(spec, lines)
     return found if found.network else _gloo(spec, lines)
 
 
-def _rpc(spec: ShardSpec, lines: Sequence[str]) -> Wires:
-    used = _all(_USED, "peer", lines)
-    if not used:
-        return Wires()
+def rpc(spec: ShardSpec, connected: Collection[str]) -> Wires:
+    """What a serving leader of llama.cpp is connected to, of the peers that it should use."""
     due = rpc_peers(spec)
-    holding = set(_all(_HOLDS, "peer", lines))
-    idle = [peer for peer in used if peer not in holding]
-    warning = ""
-    if holding and idle:
-        warning = (
-            f"{', '.join(idle)} holds nothing of the model, which has fewer parts than the replica has devices: "
-            "use fewer nodes, or split it with -ts"
-        )
-    return Wires(f"RPC: {', '.join(used)}", warning, tuple(peer for peer in due if peer not in used))
+    used = [peer for peer in due if peer in connected]
+    missing = tuple(peer for peer in due if peer not in connected)
+    network = f"RPC: {', '.join(used)}" if used else ""
+    if missing and given(spec.args, *_LAID_OUT):
+        words = f"{', '.join(missing)} has no part of the model, as the profile's arguments lay it out"
+        return Wires(network, f"{words}: give it one (-ts), or use fewer nodes")
+    return Wires(network, missing=missing)
 
 
 def _gloo(spec: ShardSpec, lines: Sequence[str]) -> Wires:
@@ -165,10 +168,6 @@ def _other_ports(spec: ShardSpec, hcas: Sequence[str]) -> str:
 
 def _set(spec: ShardSpec, name: str) -> str:
     return spec.env.get(name) or spec.network.get(name, "")
-
-
-def _all(pattern: re.Pattern[str], group: str, lines: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(found[group] for line in lines for found in pattern.finditer(line)))
 
 
 def _each(

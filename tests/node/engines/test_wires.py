@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.node.engines.wires import Wires, read, rpc_peers, telling
+from llmgw.node.engines.wires import Wires, read, rpc, rpc_peers, telling
 from llmgw.wire.facts import ShardSpec
 from tests.node.engines.specs import spec
 
@@ -132,36 +132,36 @@ def test_a_silent_fallback_is_a_warning_with_its_cause(lines: list[str], env: di
     assert warning in found if warning else found == ""
 
 
-RPC = [
-    "0.00.019.758 I llama_prepare_model_devices: using device RPC0 (10.0.0.2:8002) (unknown id) - 24105 MiB free",
-    "0.00.022.430 I load_tensors: RPC0[10.0.0.2:8002] model buffer size =     3.01 MiB",
-    "0.00.027.102 I llama_kv_cache: RPC0[10.0.0.2:8002] KV buffer size =     1.00 MiB",
-]
-OTHER = [line.replace("RPC0", "RPC1").replace("10.0.0.2", "10.0.0.3") for line in RPC]
+def three(*args: str, rank: int = 0) -> ShardSpec:
+    return spec("llamacpp", *args, peers=(*PEERS, "10.0.0.3"), rank=rank)
 
 
 @pytest.mark.parametrize(
-    ("lines", "expected"),
+    ("connected", "expected"),
     [
-        ([*RPC, *OTHER], Wires("RPC: 10.0.0.2:8002, 10.0.0.3:8002")),
-        (RPC, Wires("RPC: 10.0.0.2:8002", missing=("10.0.0.3:8002",))),
-        (["0.00.005 I cmn  common_param:   - RPC0    : 10.0.0.2:8002 (24105 MiB, 24105 MiB free)"], Wires()),
-        ([], Wires()),
+        ({"10.0.0.2:8002", "10.0.0.3:8002", "10.0.0.9:443"}, Wires("RPC: 10.0.0.2:8002, 10.0.0.3:8002")),
+        ({"10.0.0.2:8002", "10.0.0.3:8003"}, Wires("RPC: 10.0.0.2:8002", missing=("10.0.0.3:8002",))),
+        (set(), Wires(missing=("10.0.0.2:8002", "10.0.0.3:8002"))),
     ],
 )
-def test_a_leader_of_llamacpp_uses_every_peer_or_says_which_it_does_not(lines: list[str], expected: Wires) -> None:
-    three = spec("llamacpp", peers=(*PEERS, "10.0.0.3"))
-    assert read(three, lines) == expected
-    assert rpc_peers(three) == ("10.0.0.2:8002", "10.0.0.3:8002")
+def test_a_leader_of_llamacpp_uses_every_peer_or_it_is_known_which_it_does_not(
+    connected: set[str], expected: Wires
+) -> None:
+    assert rpc(three(), connected) == expected
 
 
-def test_a_peer_that_holds_nothing_of_the_model_is_a_warning() -> None:
-    found = read(spec("llamacpp", peers=(*PEERS, "10.0.0.3")), [*RPC, OTHER[0]])
-    assert found.missing == ()
-    assert found.warning.startswith("10.0.0.3:8002 holds nothing of the model")
+def test_a_peer_that_the_profile_itself_gives_nothing_is_a_warning_only() -> None:
+    found = rpc(three("-ts", "1,0"), {"10.0.0.2:8002"})
+    assert (found.network, found.missing) == ("RPC: 10.0.0.2:8002", ())
+    assert found.warning.startswith("10.0.0.3:8002 has no part of the model")
 
 
-@given(st.lists(st.text() | st.sampled_from([RO, NONE, SOCKET, *RPC]), max_size=6))
+def test_only_a_leader_of_llamacpp_has_peers_to_be_connected_to() -> None:
+    assert rpc_peers(three()) == ("10.0.0.2:8002", "10.0.0.3:8002")
+    assert rpc_peers(three(rank=1)) == rpc_peers(gang("vllm")) == rpc_peers(spec("llamacpp")) == ()
+
+
+@given(st.lists(st.text() | st.sampled_from([RO, NONE, SOCKET]), max_size=6))
 def test_any_log_is_read_and_what_does_not_tell_changes_nothing(lines: list[str]) -> None:
     for engine in ("vllm", "sglang", "llamacpp"):
         shard = gang(engine, rdma=BOTH)
