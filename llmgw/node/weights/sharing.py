@@ -85,7 +85,7 @@ def announced(directory: Path, at: Listen) -> Iterator[None]:
 def shared_at(directory: Path) -> str:
     """Where other nodes may have this one's weights now; "": nowhere."""
     found = _read(_path(directory))
-    return found.address if found is not None and _started(found.pid) == found.started else ""
+    return found.address if found is not None and found.started and _started(found.pid) == found.started else ""
 
 
 def _read(path: Path) -> _Announcement | None:
@@ -127,7 +127,7 @@ class Sharing:
         while True:
             began = trio.current_time()
             try:
-                code = await _child(orders)
+                code = await child(orders)
             except (OSError, LlmgwError) as error:
                 log.error("sharing of weights cannot be started", why=str(error))
             else:
@@ -136,7 +136,7 @@ class Sharing:
             await trio.sleep(backoff.delay(attempt, random.random()))
 
 
-async def _child(orders: Orders) -> int:
+async def child(orders: Orders) -> int:
     """One process from start to end; its exit code. Cancelled, it ends with its standard input."""
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "llmgw.node.weights.share"], stdin=subprocess.PIPE, cwd="/"
