@@ -133,13 +133,15 @@ class Book:
             )
         self.changes.put(life.status)
 
-    async def end_run(self, shard: ShardId, record: Record | None, *, failed: bool, held: float = 0.0) -> None:
+    async def end_run(
+        self, shard: ShardId, record: Record | None, *, failed: bool, held: float = 0.0, replaced: bool = False
+    ) -> None:
         """Note how a run ended, for its log's sake."""
         run = RunName.parse(record.run) if record is not None else None
         if run is None:
             return
         try:
-            await trio.to_thread.run_sync(self._logs.end, shard, run, RunEnd(failed, held))
+            await trio.to_thread.run_sync(self._logs.end, shard, run, RunEnd(failed, held, replaced))
         except OSError as error:
             log.warning("the end of a run could not be noted", shard=shard, error=str(error))
 

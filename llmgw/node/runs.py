@@ -12,10 +12,14 @@ HELD = 120.0
 
 
 class RunEnd(Struct, frozen=True, omit_defaults=True):
-    """How a run ended: whether by failure, and for how many seconds it had served."""
+    """How a run ended: whether by failure, and for how many seconds it had served.
+
+    One that was `replaced` was ended for the sake of the next attempt, or with the other members of its replica.
+    """
 
     failed: bool = False
     held: float = 0.0
+    replaced: bool = False
 
 
 @attrs.frozen(order=True)
@@ -43,6 +47,7 @@ def expendable(runs: Sequence[tuple[RunName, RunEnd | None]], keep: int) -> tupl
     """The runs whose logs may go. A run without an end goes on, so it always stays.
 
     Runs that failed one after the other are a loop; the first of the newest loop is kept beside the last `keep` runs.
+    In a replica of several nodes the members take turns in failing: a run that was replaced soon belongs to the loop.
     """
     ordered = sorted(runs, key=lambda run: run[0])
     kept = {name for name, end in ordered if end is None}
@@ -52,7 +57,7 @@ def expendable(runs: Sequence[tuple[RunName, RunEnd | None]], keep: int) -> tupl
         if end is None:
             continue
         if not end.failed:
-            first = None
+            first = first if end.replaced and end.held < HELD else None
         elif first is None or end.held >= HELD:
             first = name
     if first is not None:

@@ -239,7 +239,10 @@ async def _put_down(life: Life, grace: float | None, means: Means, book: Book) -
     means.ports.release(record.shard)
     life.record = None
     await book.forget(record.shard)
-    await book.end_run(record.shard, record, failed=False)
+    served = 0.0 if life.ready_at is None else trio.current_time() - life.ready_at
+    # A member of several nodes is most often ended because another one has failed: that is no good end of a crash loop.
+    replaced = isinstance(life.wish, StartShard) or len(record.spec.peers) > 1
+    await book.end_run(record.shard, record, failed=False, held=served, replaced=replaced)
     return held
 
 

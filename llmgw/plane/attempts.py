@@ -106,7 +106,7 @@ def overdue(
 ) -> tuple[World, tuple[Event, ...]]:
     """An attempt of a replica of several nodes is given up, since this member keeps the others waiting for too long."""
     cause = f"not all of it was ready within {member.spec.ready_within:g} s: {words}"
-    failure = Failure(generation=member.generation, clock=clock, exit_code=None, signal="", cause=cause)
+    failure = Failure(member.generation, clock, exit_code=None, signal="", cause=cause, node=member.node)
     changed = _failed(world, member, failure, None, "", now, settings)
     text = f"{member.replica} is given up at generation {member.generation}: {cause}"
     data = {"node": str(member.node), "model": str(member.model), "generation": str(member.generation)}
@@ -142,6 +142,7 @@ def _transition(
         signal=status.signal,
         cause=status.cause or status.detail,
         lines=status.lines,
+        node=shard.node,
     )
     others = tuple(mates(world, shard))
     if any(other.generation == shard.generation and (counted(other) or ended(other)) for other in others):

@@ -249,6 +249,7 @@ class Failure:
     signal: str
     cause: str
     lines: tuple[str, ...] = ()
+    node: str = ""  # where; "" in records of older planes
 
 
 @attrs.frozen

@@ -57,7 +57,7 @@ class ProblemsReply(Struct, frozen=True, kw_only=True):
 
 
 class FailureView(Struct, frozen=True, kw_only=True):
-    """How one attempt ended."""
+    """How one attempt ended, and on which node."""
 
     generation: int = 0
     clock: float = 0.0
@@ -65,6 +65,7 @@ class FailureView(Struct, frozen=True, kw_only=True):
     signal: str = ""
     cause: str = ""
     lines: tuple[str, ...] = ()
+    node: str = ""
 
 
 class ProgressView(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from llmgw.node.runs import RunEnd, RunName, expendable
 
 FAILED, WELL, HELD = RunEnd(True), RunEnd(False, 10), RunEnd(True, 500)
+REPLACED = RunEnd(replaced=True)
 
 
 def names(*numbers: int) -> tuple[RunName, ...]:
@@ -24,11 +25,21 @@ def test_after_a_good_end_there_is_no_loop() -> None:
     assert expendable([(RunName(1), FAILED), (RunName(2), WELL), (RunName(3), WELL)], 1) == names(1, 2)
 
 
+def test_a_run_that_went_with_another_member_of_its_replica_belongs_to_the_loop() -> None:
+    runs = [(RunName(1), FAILED), *((RunName(n), REPLACED) for n in range(2, 6)), (RunName(6), FAILED)]
+    assert expendable(runs, 2) == names(2, 3, 4)
+
+
+def test_a_run_that_had_held_when_it_was_replaced_ends_the_loop() -> None:
+    runs = [(RunName(1), FAILED), (RunName(2), RunEnd(held=500, replaced=True)), (RunName(3), FAILED)]
+    assert expendable([*runs, (RunName(4), REPLACED), (RunName(5), REPLACED)], 1) == names(1, 2, 4)
+
+
 @given(
     st.lists(
         st.tuples(
             st.builds(RunName, st.integers(0, 50), st.integers(1, 3)),
-            st.one_of(st.none(), st.just(FAILED), st.just(WELL)),
+            st.one_of(st.none(), st.just(FAILED), st.just(WELL), st.just(REPLACED)),
         ),
         unique_by=lambda r: r[0],
     ),

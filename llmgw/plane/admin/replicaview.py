@@ -7,7 +7,7 @@ from itertools import combinations
 
 from llmgw.convert import near
 from llmgw.errors import BadInput, NotFound
-from llmgw.plane.admin.shardview import failure_view, members_of, replica_view, waits
+from llmgw.plane.admin.shardview import failure_view, members_of, newest, replica_view, waits
 from llmgw.plane.profiles import secret
 from llmgw.plane.world import Failure, Settings, Shard, Want, World
 from llmgw.wire.api import AttemptView, EvidenceView, MemberView, ReplicaReply, ShardView, VariableView
@@ -131,9 +131,14 @@ def _attempt(failures: list[tuple[Shard, Failure]], *, last: bool) -> AttemptVie
     """The first or the last attempt that failed, with the member whose failure it was."""
     if not failures:
         return None
-    pick = max if last else min
-    shard, failure = pick(failures, key=lambda pair: (pair[1].clock, pair[1].generation))
+    wanted = newest(failure for _, failure in failures) if last else min((f for _, f in failures), key=_when)
+    shard, failure = next(pair for pair in failures if pair[1] is wanted)
+    node = failure.node or shard.node
     view = failure_view(failure)
     assert view is not None
-    log = f"llmgw ctl logs {shard.node} {shard.id} --run {failure.generation}"
-    return AttemptView(shard=shard.id, node=shard.node, failure=view, log=log)
+    log = f"llmgw ctl logs {node} {shard.id} --run {failure.generation}"
+    return AttemptView(shard=shard.id, node=node, failure=view, log=log)
+
+
+def _when(failure: Failure) -> tuple[int, float]:
+    return failure.generation, failure.clock

@@ -118,6 +118,7 @@ def failure_view(failure: Failure | None) -> FailureView | None:
         signal=failure.signal,
         cause=failure.cause,
         lines=failure.lines,
+        node=failure.node,
     )
 
 
@@ -177,7 +178,7 @@ def replica_view(
         age=max(0.0, wall - min(placed)) if placed else None,
         ready_age=min(ready_ages) if state is ShardState.READY and ready_ages else None,
         restarts=max(view.restarts for view in views),
-        cause=_cause(max(failures, key=lambda failure: failure.clock)) if failures else "",
+        cause=_cause(newest(failures)) if failures else "",
         in_flight=in_flight.get(leader.replica) if in_flight is not None else None,
         shards=views,
         generation=max(shard.generation for shard in shards),
@@ -229,6 +230,11 @@ def _stands(shard: Shard) -> str:
     if shard.state is ShardState.FETCHING and progress is not None and progress.total:
         return f"fetching, {100 * progress.done // progress.total} %"
     return shard.state.value
+
+
+def newest(failures: Iterable[Failure]) -> Failure:
+    """The failure that ended the newest attempt: the member's that was the first to end. The others went with it."""
+    return min(failures, key=lambda failure: (-failure.generation, failure.clock))
 
 
 def _cause(failure: Failure) -> str:

@@ -206,6 +206,19 @@ def test_the_first_failure_is_the_one_that_came_first_whichever_member_had_it() 
     assert reply.first.log == "llmgw ctl logs node-a org_large-0-1 --run 1"
 
 
+def test_of_the_newest_attempt_the_member_that_failed_first_is_the_cause_and_the_node_is_where_it_was() -> None:
+    here = gang_world()
+    for rank, cause, after in ((0, "a peer has closed the connection", 2.0), (1, "out of memory", 1.0)):
+        shard = here.shards[ShardId(f"org_large-0-{rank}")]
+        failure = Failure(3, WALL + after, 1, "", cause, node="gpu-77")
+        here = attrs.evolve(here, shards=here.shards.set(shard.id, attrs.evolve(shard, last_failure=failure)))
+    reply = views.replica(here, NOW, WALL, "org/large", TRAFFIC)
+    assert reply.last is not None
+    assert (reply.last.shard, reply.last.failure.cause) == ("org_large-0-1", "out of memory")
+    assert reply.last.log == "llmgw ctl logs gpu-77 org_large-0-1 --run 3"
+    assert reply.replica.cause == "out of memory"
+
+
 def test_what_the_profile_says_wins_over_what_the_plane_wrote_and_both_are_shown() -> None:
     member = views.replica(gang_world(), NOW, WALL, "org/large", TRAFFIC).members[0]
     shown = {one.name: (one.value, one.by, one.instead) for one in member.environment}

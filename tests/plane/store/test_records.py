@@ -25,7 +25,7 @@ def a_world() -> World:
     here = world(register("n1", gpu=2, labels={"zone": "a"}), register("n2"), models=models)
     here = ready(settle(here)[0])
     here = hear(here, "n1", status("tiny-0-0", 1, ShardState.FAILED, exit_code=3, cause="no memory", lines=("x",)), 5.0)
-    here = operate.drain(here, N, True, CLOCK)[0]
+    here = operate.drain(here, N, True, CLOCK, 600.0)[0]
     here = operate.label(here, N, {"rack": "7"}, CLOCK)[0]
     here = hear(here, "n1", Heartbeat(problems=(Problem(subject="node", code="c", grade=Grade.BAD, text="t"),)), 5.0)
     here = operate.acknowledge(here, N, "node", "c", 100.0, 5.0, CLOCK + 5.0)[0]
@@ -44,12 +44,12 @@ def test_what_is_stored_comes_back() -> None:
     assert set(again.nodes) == set(here.nodes)
     node = again.nodes[N]
     assert (node.stage, node.stage_at, node.facts, node.connected) == (Stage.EXPECTED, 1000.0, None, False)
-    assert (node.draining, node.labels) == (True, Map({"rack": "7"}))
+    assert (node.draining, node.drain_within, node.labels) == (True, 600.0, Map({"rack": "7"}))
     assert node.acks["node", "c"].until_at == 1080.0  # 80 of 100 s are left
     for id, shard in here.shards.items():
         kept = attrs.evolve(shard, status=None, status_at=None, ready_at=None, not_before=None, want_at=None)
         assert again.shards[id] == kept
-    assert again.shards[ShardId("tiny-0-0")].first_failure == Failure(1, CLOCK + 5.0, 3, "", "no memory", ("x",))
+    assert again.shards[ShardId("tiny-0-0")].first_failure == Failure(1, CLOCK + 5.0, 3, "", "no memory", ("x",), "n1")
 
 
 def test_problems_and_what_was_confirmed_outlive_a_restart_and_do_not_open_twice() -> None:
