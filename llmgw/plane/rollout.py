@@ -6,7 +6,7 @@ is paused while a replica of the new revision has failed several times in a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from llmgw.errors import Conflict, NotFound
 from llmgw.plane.event import Event
 from llmgw.plane.gang import Replica, replicas
-from llmgw.plane.world import DEFAULT, Model, Profile, Revision, Settings, World
+from llmgw.plane.world import DEFAULT, Model, Profile, Revision, Settings, Want, World
 from llmgw.wire.facts import ModelName
 
 #: Profiles that are kept of a model's past.
@@ -121,17 +121,19 @@ def rollout_of(world: World, model: Model, settings: Settings = DEFAULT) -> Roll
 
 def of_replicas(model: Model, mine: Iterable[Replica], settings: Settings = DEFAULT) -> Rollout | None:
     """The same, of the model's replicas."""
+    found = _standing(model, mine, settings)
+    return found if found.outdated else None
+
+
+def _standing(model: Model, mine: Iterable[Replica], settings: Settings) -> Rollout:
     running = [replica for replica in mine if replica.runs]
-    outdated = sum(replica.revision != model.revision for replica in running)
-    if not outdated:
-        return None
     updated = [replica for replica in running if replica.revision == model.revision]
     return Rollout(
         revision=model.revision,
         updated=len(updated),
         ready=sum(replica.ready for replica in updated),
         total=model.replicas,
-        outdated=outdated,
+        outdated=len(running) - len(updated),
         why=paused(updated, settings),
     )
 
@@ -156,7 +158,10 @@ def paused(updated: Iterable[Replica], settings: Settings) -> str:
 
 
 class Rollouts:
-    """Which rollouts are under way, so that each change of that is said once."""
+    """Which rollouts are under way, so that each change of that is said once.
+
+    One is done when nothing of another revision runs and all that is wanted of the new one is ready.
+    """
 
     def __init__(self) -> None:
         self._known: dict[ModelName, tuple[int, bool]] | None = None
@@ -165,42 +170,44 @@ class Rollouts:
         """What has changed since the last look. The first look of a plane that has just started says nothing."""
         if world.settling_until is not None:
             return ()  # nobody knows yet what runs
-        found = dict(_all(world, settings))
-        before, self._known = self._known, {n: (r.revision, r.paused) for n, r in found.items()}
-        if before is None:
-            return ()
+        before, known = self._known, dict[ModelName, tuple[int, bool]]()
         events: list[Event] = []
 
         def say(kind: str, name: ModelName, text: str) -> None:
             events.append(Event(kind=kind, subject=f"model:{name}", text=f"{name}: {text}", clock=clock))
 
-        for name, rollout in sorted(found.items()):
-            was = before.get(name)
-            if rollout.paused and was != (rollout.revision, True):
-                text = f"the rollout of revision {rollout.revision} is paused: {rollout.why}; "
-                say("rollout-paused", name, f"{text}{rollout.outdated} replicas of the older one stay")
-            elif not rollout.paused and was == (rollout.revision, True):
-                say("rollout-resumed", name, f"the rollout of revision {rollout.revision} goes on")
-        for name, (revision, _) in sorted(before.items()):
-            model = world.models.get(name)
-            if name not in found and model is not None:
-                other = "" if model.revision == revision else f" (revision {revision} is wanted no more)"
-                say("rollout-done", name, f"no replica has another revision than {model.revision}{other}")
-        return tuple(events)
+        for name, found in _under_way(world, before or {}, settings):
+            change = f"the rollout of revision {found.revision}"
+            was_paused = before is not None and before.get(name) == (found.revision, True)
+            if not found.outdated and found.ready >= found.total:
+                say("rollout-done", name, f"every replica has revision {found.revision} of its profile")
+                continue
+            known[name] = (found.revision, found.paused)
+            if found.paused and not was_paused:
+                stay = f"; {found.outdated} replicas of another revision stay" if found.outdated else ""
+                say("rollout-paused", name, f"{change} is paused: {found.why}{stay}")
+            elif was_paused and not found.paused:
+                say("rollout-resumed", name, f"{change} goes on")
+        self._known = known
+        return () if before is None else tuple(events)
 
 
-def _all(world: World, settings: Settings) -> Iterable[tuple[ModelName, Rollout]]:
-    mixed = set[ModelName]()
+def _under_way(
+    world: World, known: Mapping[ModelName, object], settings: Settings
+) -> Iterable[tuple[ModelName, Rollout]]:
+    """Every model of which some shard has another revision than is wanted, and those that had one before."""
+    names = {name for name in known if name in world.models}
     for shard in world.shards.values():
         model = world.models.get(shard.model)
-        if model is not None and shard.revision != model.revision:
-            mixed.add(shard.model)
-    if not mixed:
+        if model is not None and shard.revision != model.revision and shard.want is Want.RUN:
+            names.add(shard.model)
+    if not names:
         return
-    mine: dict[ModelName, list[Replica]] = {name: [] for name in mixed}
-    for replica in replicas(shard for shard in world.shards.values() if shard.model in mixed):
+    mine: dict[ModelName, list[Replica]] = {name: [] for name in names}
+    for replica in replicas(shard for shard in world.shards.values() if shard.model in names):
         mine[replica.model].append(replica)
-    for name, of in mine.items():
-        rollout = of_replicas(world.models[name], of, settings)
-        if rollout is not None:
-            yield name, rollout
+    for name in sorted(names):
+        model = world.models[name]
+        found = _standing(model, mine[name], settings)
+        # One that is unloaded while idle is as it should be with none.
+        yield name, attrs.evolve(found, total=found.updated) if model.idle else found

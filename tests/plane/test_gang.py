@@ -139,6 +139,15 @@ def test_a_silent_node_keeps_the_traffic_of_a_replica_and_a_lost_one_does_not(no
     assert routes_of(stage(here, node, Stage.LOST)).models["tiny"].endpoints == ()
 
 
+def test_a_leader_that_serves_keeps_its_traffic_while_a_new_plane_waits_for_the_others_nodes() -> None:
+    here = world_of(Stored().difference(serving("n1", "n2"))[0], 50.0, CLOCK)
+    here = hear(here, "n1", register("n1", shards=[status("tiny-0-0")]), 51.0)
+    assert len(routes_of(here).models["tiny"].endpoints) == 1
+    assert routes_of(stage(here, "n2", Stage.LOST)).models["tiny"].endpoints == ()
+    here = hear(here, "n2", register("n2"), 52.0)  # it came back and says nothing of its part
+    assert routes_of(here).models["tiny"].endpoints == ()
+
+
 def test_a_client_is_told_for_which_part_a_replica_waits() -> None:
     here = says(placed("n1", "n2"), "tiny-0-1", ShardState.STARTING)
     assert routes_of(here).models["tiny"].reason == "replica tiny-0 waits for its part on n2, which is starting"

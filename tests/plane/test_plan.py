@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import attrs
 import pytest
 from immutables import Map
+from msgspec.structs import replace
 
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Drain, GiveUp, Start, Step, Stop, enact
@@ -423,3 +424,24 @@ def test_a_placement_given_up_as_never_heard_of_is_stopped_when_it_is_heard_of_m
     steps = (GiveUp(ShardId("tiny-0-0"), "its node never heard of it"),)
     here = hear(here, "n1", status("tiny-0-0", 1, ShardState.STARTING), 6.0)
     assert list(enact(here, steps, 6.0, CLOCK).strays) == [("n1", "tiny-0-0")]
+
+
+def test_a_model_that_is_unloaded_when_idle_has_replicas_only_while_it_is_asked_for() -> None:
+    lazy = replace(model(replicas=2), idle=60.0)
+    here = world(register("n1"), models=[lazy])
+    assert plan(here, 0.0).steps == ()
+    here = attrs.evolve(here, asked=Map({TINY: 10.0}))
+    here, steps = settle(here, 10.0)
+    assert words(steps) == ["start tiny-0-0 g1 on n1", "start tiny-1-0 g1 on n1"]
+    here = ready(here, 20.0)
+    assert plan(here, 20.0).look_again == 70.0
+    _, steps = settle(here, 70.0)
+    assert words(steps) == ["drain tiny-1-0", "drain tiny-0-0"]
+    assert steps[0].why == "nobody asks for tiny"
+
+
+def test_room_that_an_idle_model_gave_back_is_anothers() -> None:
+    lazy = replace(model("lazy", of=profile(threads=2)), idle=60.0)
+    here = world(register("n1", threads=2), models=[lazy, model("other", of=profile(threads=2))])
+    assert words(plan(here, 0.0).steps) == ["start other-0-0 g1 on n1"]
+    assert "lazy" not in plan(here, 0.0).unplaced

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.errors import Conflict, NotFound
@@ -310,6 +312,36 @@ def test_a_pause_and_its_end_and_the_end_of_a_rollout_are_said_once() -> None:
     here, *_ = rolled(here)
     assert kinds(here) == ["rollout-done"]
     assert kinds(here) == []
+
+
+def test_a_change_in_place_is_done_when_the_last_new_replica_is_ready_and_pauses_until_then() -> None:
+    said = Rollouts()
+    here = newer(served("n1", of=tiny(threads=2)))
+    assert said.judge(here, CLOCK) == ()
+    for now in (0.0, 40.0, 41.0):
+        here, _ = settle(here, now)
+        here = stops(here, now)
+        assert said.judge(here, CLOCK) == ()
+    assert {s.revision for s in here.shards.values()} == {2}
+    here = failing(here, "tiny-0-0", DEFAULT.pause_after)
+    (event,) = said.judge(here, CLOCK)
+    assert (event.kind, event.text) == (
+        "rollout-paused",
+        "tiny: the rollout of revision 2 is paused: replica tiny-0 of revision 2 failed 2 times in a row: "
+        "it does not know --new",
+    )
+    events = said.judge(ready(here, 500.0), CLOCK)
+    assert [event.text for event in events] == ["tiny: every replica has revision 2 of its profile"]
+
+
+def test_a_model_that_is_unloaded_in_the_midst_of_a_rollout_is_done_with_it() -> None:
+    said = Rollouts()
+    here = wanted(here := served("n1", "n2", of=tiny(2)), replace(here.models[TINY], idle=60.0))
+    here = newer(attrs.evolve(here, asked=Map({TINY: 0.0})))
+    assert said.judge(here, CLOCK) == ()
+    here, _ = settle(here, 100.0)
+    assert in_service(here) == 0
+    assert [event.kind for event in said.judge(here, CLOCK)] == ["rollout-done"]
 
 
 def test_a_plane_that_has_just_started_says_nothing_that_was_said_before() -> None:

@@ -161,7 +161,7 @@ def _endpoint_of(world: World, leader: Shard) -> Endpoint | None:
         followers = tuple(mates(world, leader))
         if len(followers) != size(leader) - 1:
             return None
-        if any(f.generation != leader.generation or not _serves(world, f) for f in followers):
+        if any(f.generation != leader.generation or not (_serves(world, f) or _returns(world, f)) for f in followers):
             return None
     address = world.nodes[leader.node].address
     return Endpoint(replica=leader.replica, host=address, port=leader.status.port) if address else None
@@ -171,6 +171,13 @@ def _serves(world: World, shard: Shard) -> bool:
     node = world.nodes.get(shard.node)
     there = node is not None and node.stage in (Stage.READY, Stage.UNREACHABLE)
     return there and shard.want is Want.RUN and shard.state is ShardState.READY
+
+
+def _returns(world: World, follower: Shard) -> bool:
+    """Whether a plane that has just started has yet to hear of it. Its leader never was ready without it."""
+    node = world.nodes.get(follower.node)
+    expected = node is not None and node.stage is Stage.EXPECTED
+    return expected and follower.want is Want.RUN and follower.status is None
 
 
 def _hindering(world: World, leader: Shard) -> Shard:
