@@ -60,9 +60,12 @@ def site(node: Node) -> str:
     return f"loopback of {node.facts.host.boot_id if node.facts is not None else ''}"
 
 
-def ends(nodes: Sequence[Node]) -> tuple[End, ...]:
+def ends(nodes: Sequence[Node], *, ipv4: bool = False) -> tuple[End, ...]:
     """Where each of these reaches the others: in the subnet of the addresses that they are reached at, where that is
-    one for all; else in another subnet that all are in, IPv4 first; else the addresses alone, which are routed."""
+    one for all; else in another subnet that all are in, IPv4 first; else the addresses alone, which are routed.
+
+    `ipv4`: in a subnet of IPv6 only where there is none of IPv4 (llama.cpp's RPC knows no other addresses).
+    """
     reached = tuple(node.address.strip("[]") for node in nodes)
     if all(loopback(address) for address in reached):
         return tuple(End(address, "lo") for address in reached)
@@ -71,7 +74,8 @@ def ends(nodes: Sequence[Node]) -> tuple[End, ...]:
         next(((name, found) for name, found in there if str(found.ip) == address), None)
         for address, there in zip(reached, known, strict=True)
     ]
-    if all(home is not None for home in homes) and len({home[1].network for home in homes if home}) == 1:
+    same = {home[1].network if home is not None else None for home in homes}
+    if len(same) == 1 and None not in same and not (ipv4 and any(home and home[1].version == 6 for home in homes)):
         return tuple(End(address, home[0] if home else "") for address, home in zip(reached, homes, strict=True))
     for network in _common(nodes, known):
         return tuple(

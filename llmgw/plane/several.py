@@ -243,7 +243,7 @@ class Several:
     ) -> Choice | NodeId:
         """The members of a replica on these nodes, by rank; or the node that has no port number left for it."""
         nodes = [room.node for room in rooms]
-        met = ends(nodes)
+        met = ends(nodes, ipv4=need.engine == "llamacpp")
         members: list[Member] = []
         given: dict[str, set[int]] = {}
         for rank, (room, end) in enumerate(zip(rooms, met, strict=True)):

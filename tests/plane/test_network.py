@@ -75,6 +75,16 @@ def test_an_interface_that_is_down_or_has_no_address_of_its_own_leads_nowhere() 
     assert met(first, second) == [("10.1.0.1", ""), ("10.1.0.2", "")]
 
 
+def test_llama_cpp_meets_over_ipv4_where_there_is_any() -> None:
+    made = [
+        addressed(register(f"n{n}"), f"fd00::{n}", ("eth0", f"fd00::{n}/64"), ("eth1", f"10.0.0.{n}/24"))
+        for n in (1, 2)
+    ]
+    assert met(*made) == [("fd00::1", "eth0"), ("fd00::2", "eth0")]
+    choice = chosen(world(*made), wanted(2, engine="llamacpp", gpus=0))
+    assert [member.address for member in choice.members] == ["10.0.0.1", "10.0.0.2"]
+
+
 def test_agents_on_one_machine_meet_over_loopback() -> None:
     made = [addressed(register(f"n{n}"), "127.0.0.1", boot="b") for n in (1, 2)]
     assert met(*made) == [("127.0.0.1", "lo")] * 2
