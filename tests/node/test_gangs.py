@@ -12,7 +12,7 @@ import pytest
 import trio
 from msgspec import structs
 
-from llmgw.node import processes
+from llmgw.node import processes, tend
 from llmgw.node.engines import Asking, environment
 from llmgw.node.health import Patience
 from llmgw.wire.control import StartShard, StopShard
@@ -252,3 +252,28 @@ async def test_sockets_where_rdma_was_meant_are_told_as_a_warning_and_a_problem_
         told.shards.stop(StopShard(shard=SHARD, generation=1))
         stopped = await told.until(STOPPED)
         assert (stopped.network, stopped.warning, told.shards.problems) == ("", "", ())
+
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_a_follower_that_does_not_heed_sigterm_is_not_waited_for_as_a_leader_with_streams_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tend, "FOLLOWER_GRACE", 0.3)
+    start = order(engine="python", env={"PROGRAM": STUBBORN}, grace=60.0)
+    spec = structs.replace(start.spec, rank=1, peers=("127.0.0.1", "127.0.0.1"), peer_ports=({}, {}))
+    async with running(shards(tmp_path)) as told:
+        told.shards.start(structs.replace(start, spec=spec))
+        ready = await told.until(READY)
+        (log,) = (tmp_path / "logs").glob("*/*.log")
+        await until(lambda: "deaf" in log.read_text())
+        told.shards.stop(StopShard(shard=SHARD, generation=1))
+        await told.until(STOPPED, within=15)
+        assert ready.pid is not None
+        assert processes.look(ready.pid) is None
