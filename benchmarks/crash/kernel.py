@@ -7,6 +7,7 @@ It stands below the agent's real code at the seam through which that code sees a
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,12 +35,18 @@ HERE: ContextVar[Kernel] = ContextVar("HERE")
 
 @attrs.define(eq=False)
 class Process:
-    """One process. `child_of` is the life of the agent that may ask for its status; None: nobody may."""
+    """One process. `child_of` is the life of the agent that may ask for its status; None: nobody may.
+
+    `peers` are the ends that it leads, where it leads a replica of several nodes, and `led` the processes that it found
+    there when it loaded.
+    """
 
     seen: Seen
     env: Mapping[str, str]
     port: int
     child_of: int | None
+    peers: tuple[str, ...] = ()
+    led: tuple[Process, ...] = ()
     gate: bool = True
     alive: bool = True
     serves_at: float = 0.0
@@ -59,6 +66,14 @@ class Watcher(Protocol):
     """Is told when an engine begins, which is the moment in which two of one shard would exist."""
 
     def began(self, kernel: Kernel, process: Process) -> None: ...
+    def at(self, end: str) -> tuple[Kernel, Process] | None:
+        """Who listens there, on whatever machine."""
+        ...
+
+    def leads(self, kernel: Kernel, process: Process) -> None:
+        """A leader has loaded its model over the peers that it found."""
+        ...
+
     def step(self, kernel: Kernel, name: str) -> bool:
         """A step of the agent at which it may be killed; True: it was, just now."""
         ...
@@ -116,13 +131,15 @@ class Kernel:
 
     # --- what a process does by itself -------------------------------------------------------------------
 
-    def launch(self, env: Mapping[str, str], port: int, record: Callable[[Seen], None]) -> Seen:
+    def launch(
+        self, env: Mapping[str, str], port: int, record: Callable[[Seen], None], peers: tuple[str, ...] = ()
+    ) -> Seen:
         """Start a process that becomes the engine only once its record is on the disk."""
         assert self._nursery is not None
         self._pid += 1
         began = int(trio.current_time() * 100)
         seen = Seen(self._pid, "llama-server", "S", 1, self._pid, self._pid, began)
-        process = Process(seen, dict(env), port, self.life)
+        process = Process(seen, dict(env), port, self.life, peers)
         self.processes[self._pid] = process
         if self.watcher.step(self, "gate"):
             return seen
@@ -135,8 +152,11 @@ class Kernel:
         if self.killed or self.watcher.step(self, "recorded"):
             return seen
         process.gate = False
-        process.serves_at = trio.current_time() + self.rng.uniform(0.1, 3.0)
+        loads = self.rng.uniform(0.1, 3.0)
+        process.serves_at = math.inf if peers else trio.current_time() + loads
         self.watcher.began(self, process)
+        if peers:
+            self._nursery.start_soon(self._lead, process, loads)
         if self.troubled and self.rng.random() < 0.12:
             self._nursery.start_soon(self._fail, process, self.rng.uniform(0.0, 4.0))
         self.watcher.step(self, "started")
@@ -146,6 +166,36 @@ class Kernel:
         with trio.move_on_after(after):
             await process.ended.wait()
         self.end(process, 1)
+
+    async def _lead(self, process: Process, loads: float) -> None:
+        """As llama.cpp leads others: without one of them it does not come to serve; when one goes, it may or may not
+        notice, but the next token ends it; and when it goes itself, a follower may die of that.
+        """
+        assert self._nursery is not None
+        with trio.move_on_after(loads):
+            await process.ended.wait()
+        found = [self.watcher.at(peer) for peer in process.peers]
+        if not process.alive or None in found:
+            self.end(process, 1)
+            return
+        there = [one for one in found if one is not None]
+        process.led = tuple(follower for _, follower in there)
+        process.serves_at = trio.current_time()
+        self.watcher.leads(self, process)
+        async with trio.open_nursery() as nursery:
+
+            async def gone(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            for follower in (process, *process.led):
+                nursery.start_soon(gone, follower.ended)
+        if process.alive and self.rng.random() < 0.5:
+            await self._fail(process, self.rng.uniform(0.0, 3.0))
+        await process.ended.wait()
+        for where, follower in there:
+            if follower.alive and self.rng.random() < 0.3:
+                where.end(follower, None, signal.SIGPIPE)
 
     async def _finish(self, process: Process) -> None:
         await trio.sleep(self.rng.choice([0.01, 0.3, 2.0, 20.0]))  # some outlive every grace
@@ -237,7 +287,23 @@ def _launch(
     record: Callable[[Seen], None],
     scope: Sequence[str] = (),
 ) -> Seen:
-    return HERE.get().launch(env, int(argv[-1]), record)
+    return HERE.get().launch(env, int(argv[-1]), record, tuple(argv[1:-1]))
+
+
+def _listeners(port: int, pid: int | str = "self") -> frozenset[int]:
+    now = trio.current_time()
+    return frozenset(p.seen.pid for p in HERE.get().engines() if p.port == port and p.serves_at <= now)
+
+
+def _sockets(pid: int) -> frozenset[int]:
+    return frozenset({pid})
+
+
+def _connected(pid: int) -> frozenset[str] | None:
+    process = HERE.get().processes.get(pid)
+    if process is None:
+        return None
+    return frozenset(end for end, peer in zip(process.peers, process.led, strict=False) if peer.alive)
 
 
 class Line:
@@ -262,6 +328,9 @@ class Line:
         return await self.ask(), (model,)
 
     async def token(self, model: str, within: float) -> Answer:
+        for process in self._kernel.engines():
+            if process.port == self._port and not all(peer.alive for peer in process.led):
+                self._kernel.end(process, None, signal.SIGABRT)
         return await self.ask()
 
     async def counters(self) -> None:
@@ -292,7 +361,9 @@ def in_memory() -> Iterator[None]:
         (processes, "boot_id", lambda: str(HERE.get().boot)),
         (processes, "oom_kills", lambda: 0),
         (processes, "scope_of", lambda pid: None),
-        (processes, "listeners", lambda port, pid="self": frozenset()),
+        (processes, "listeners", _listeners),
+        (processes, "sockets", _sockets),
+        (processes, "connected", _connected),
         (processes, "Handle", Handle),
         (ending, "Handle", Handle),
         (serve, "Handle", Handle),

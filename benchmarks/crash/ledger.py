@@ -31,6 +31,7 @@ class Ledger:
 
     kernels: dict[str, Kernel] = attrs.field(factory=dict)
     events: int = 0
+    gangs: int = 0
     duplicates: list[str] = attrs.field(factory=list)
     wrongs: list[str] = attrs.field(factory=list)
     commands: list[str] = attrs.field(factory=list)
@@ -66,6 +67,18 @@ class Ledger:
                     f"{other.generation} runs on {where.name}"
                 )
 
+    def at(self, end: str) -> tuple[Kernel, Process] | None:
+        host, _, port = end.rpartition(":")
+        kernel = self.kernels[host.removesuffix(".example")]
+        now = trio.current_time()
+        return next(((kernel, p) for p in kernel.engines() if p.port == int(port) and p.serves_at <= now), None)
+
+    def leads(self, kernel: Kernel, process: Process) -> None:
+        self.events += 1
+        self.gangs += 1
+        if wrong := mixed(process):
+            self.wrong(f"{process.shard} generation {process.generation} leads {wrong}")
+
     # --- the plane ---------------------------------------------------------------------------------------
 
     def committed(self, puts: Mapping[str, bytes]) -> None:
@@ -91,6 +104,7 @@ class Ledger:
             return
         self._version = world.version
         self.events += 1
+        by_shard = {(kernel.name, p.shard): p for kernel, p in self.live()}
         by_port = {(f"{kernel.name}.example", p.port): p for kernel, p in self.live()}
         for shard in world.shards.values():
             self._home((shard.id, shard.generation), shard.node, "is placed")
@@ -103,14 +117,38 @@ class Ledger:
                     claim = world.shards.get(process.shard)
                     if claim is None or claim.replica != endpoint.replica or claim.generation != process.generation:
                         self.wrong(f"{process.shard} generation {process.generation} is routed to and must not be")
+                    if wrong := mixed(process):
+                        self.wrong(f"{process.shard} is routed to and leads {wrong}")
+                self._whole(world, endpoint.replica, by_shard)
         for replica, count in routed.items():
             if count > 1:
                 self.duplicates.append(f"{trio.current_time():7.2f} s  {replica} is routed to {count} times")
+
+    def _whole(self, world: World, replica: str, live: Mapping[tuple[str, ShardId], Process]) -> None:
+        """What is routed to is one attempt on all its nodes: a member may have died just now, but is no other one."""
+        members = [shard for shard in world.shards.values() if shard.replica == replica]
+        if len({member.generation for member in members}) > 1 or len(members) != max(1, len(members[0].spec.peers)):
+            self.wrong(f"{replica} is routed to and is {[(m.id, m.generation) for m in members]}")
+        for member in members:
+            process = live.get((member.node, member.id))
+            if process is not None and process.generation != member.generation:
+                self.wrong(f"{replica} is routed to and {member.id} runs at generation {process.generation}")
 
     def _home(self, attempt: Attempt, node: str, how: str) -> None:
         home = self._homes.setdefault(attempt, node)
         if home != node:
             self.wrong(f"{attempt} belongs to {home} and {how} on {node}")
+
+
+def mixed(leader: Process) -> str:
+    """What a leader leads that is not of its own attempt; "" when all of it is."""
+    replica = leader.shard.rpartition("-")[0]
+    others = [
+        f"{peer.shard} generation {peer.generation}"
+        for rank, peer in enumerate(leader.led, 1)
+        if (peer.shard, peer.generation) != (f"{replica}-{rank}", leader.generation)
+    ]
+    return ", ".join(others)
 
 
 def orphans(ledger: Ledger, world: World) -> Iterable[str]:

@@ -19,10 +19,11 @@ from llmgw.backoff import Backoff
 from llmgw.cell import Cell
 from llmgw.node.answers import Say
 from llmgw.node.book import Book
-from llmgw.node.engines import Asking, Command, Found, Objection, Seat
+from llmgw.node.engines import Asking, Command, Found, Listens, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.installed import Installed
+from llmgw.node.engines.wires import rpc_peers
 from llmgw.node.feed import Feed
 from llmgw.node.health import Patience
 from llmgw.node.logs import Logs
@@ -31,7 +32,7 @@ from llmgw.node.runs import RunName
 from llmgw.node.shards import Shards
 from llmgw.node.stream import Duties, Outdated, PlaneStream, Timing
 from llmgw.node.tcp import Ports
-from llmgw.wire.agent import Heartbeat, Register, ShardStatus
+from llmgw.wire.agent import GANGS, Heartbeat, Register, ShardStatus
 from llmgw.wire.control import (
     DrainShard,
     FetchWeights,
@@ -48,6 +49,7 @@ from llmgw.wire.facts import Cpu, EngineInstall, Gid, Host, NodeId, Port, ShardI
 #: Silence is judged four times as fast as in a real fleet, and so are the streams.
 TIMING = Timing(registered_within=5.0, ping_every=4.0, pong_within=4.0, silent_after=10.0)
 GIB = 1 << 30
+PORTS = range(21000, 29000)
 
 
 class PaperRecords(Records):
@@ -80,12 +82,12 @@ class PaperRecords(Records):
 
 
 class PaperEngine:
-    """An engine that only ever says on which port it listens."""
+    """An engine that only ever says on which port it listens, and whom it leads."""
 
     name = "llamacpp"
 
     def ports(self, spec: ShardSpec) -> tuple[str, ...]:
-        return ("http",)
+        return ("rpc",) if spec.rank else ("http",)
 
     def weights(self, spec: ShardSpec) -> bool:
         return True
@@ -94,10 +96,11 @@ class PaperEngine:
         return ()
 
     def command(self, spec: ShardSpec, seat: Seat) -> Command:
-        return Command((*seat.found.command, str(seat.ports["http"])))
+        (port,) = seat.ports.values()
+        return Command((*seat.found.command, *rpc_peers(spec), str(port)))
 
-    def asking(self, spec: ShardSpec) -> Asking | None:
-        return Asking(token=False)
+    def asking(self, spec: ShardSpec) -> Asking | Listens:
+        return Listens("rpc") if spec.rank else Asking(token=len(spec.peers) > 1)
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:
         return None
@@ -140,12 +143,12 @@ class PaperShards(Shards):
             logs=logs,
             facts=facts,
             scopes=False,
-            patience=Patience(period=15.0, refused=3),
+            patience=Patience(period=15.0, refused=3, probe=4.0, token=5.0),
             give_up_grace=0.5,
         )
         self._records = PaperRecords(kernel)
         taken = {process.port for process in kernel.engines()}
-        ports = Ports(range(21000, 29000), after=21000 + 10 * kernel.life, free=lambda port: port not in taken)
+        ports = Ports(PORTS, after=PORTS.start + 10 * kernel.life, free=lambda port: port not in taken)
         self._means = attrs.evolve(self._means, records=self._records, ports=ports)
         self._book = Book(self._records, logs)
         self._book.changes = PaperFeed(kernel)
@@ -245,12 +248,14 @@ class Machine:
         return Register(
             node=self.name,
             version="1",
+            features=(GANGS,),
             address=f"{self.name}.example",
             host=Host(hostname=self.name, cpu=Cpu(threads=4), memory_bytes=64 * GIB),
             ports=ports,
             installs=(EngineInstall(engine="llamacpp", version="1"),),
             shards=shards,
             epoch=self.epoch,
+            engine_ports=(PORTS.start, PORTS.stop - 1),
         )
 
     async def _keep_stream(self, shards: Shards, newest: list[Register]) -> None:

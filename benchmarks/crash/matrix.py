@@ -3,8 +3,9 @@
     python -m benchmarks.crash [--schedules 2000] [--jobs 2] [--kills 30] [--full] [--seed N] [--only simulation|real]
 
 In simulation the shipped plane and agents run on kernels, networks and a store in memory, under a clock that jumps:
-thousands of schedules of kills at every step, partitions, stalls, repeated frames, failing stores, operators. Over real
-processes a plane, two agents and llama-server are killed at random moments. `--full` is 10,000 schedules and 300 kills.
+thousands of schedules of kills at every step, partitions, stalls, repeated frames, failing stores, operators, with
+replicas of one node and of two or three ("gangs": how often one of these came to serve). Over real processes a plane, its
+agents, llama-server and rpc-server are killed at random moments. `--full` is 10,000 schedules and 300 kills.
 
 Each schedule follows from its seed. One that finds something is cut down to the faults that matter, and printed;
 `--seed N` runs it again and prints its course.
@@ -37,6 +38,7 @@ class Totals:
     schedules: int = 0
     faults: int = 0
     events: int = 0
+    gangs: int = 0
     duplicates: int = 0
     lost: int = 0
     orphans: int = 0
@@ -50,6 +52,7 @@ class Totals:
         self.schedules += 1
         self.faults += faults
         self.events += outcome.events
+        self.gangs += outcome.gangs
         self.duplicates += len(outcome.duplicates)
         self.lost += len(outcome.lost)
         self.orphans += len(outcome.orphans)
@@ -60,7 +63,7 @@ class Totals:
             self.failed.append(outcome.seed)
 
     def join(self, other: Totals) -> None:
-        for name in ("schedules", "faults", "events", "duplicates", "lost", "orphans", "others", "jumps"):
+        for name in ("schedules", "faults", "events", "gangs", "duplicates", "lost", "orphans", "others", "jumps"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.worst > self.worst:
             self.worst, self.worst_seed = other.worst, other.worst_seed
@@ -110,9 +113,9 @@ def in_processes(first: int, count: int, jobs: int) -> Totals:
 
 
 def show(totals: Totals, seconds: float) -> None:
-    print("  schedules   faults    events  duplicates  lost  orphans  other wrongs  longest to rest")
+    print("  schedules   faults    events    gangs  duplicates  lost  orphans  other wrongs  longest to rest")
     print(
-        f"  {totals.schedules:9,} {totals.faults:8,} {totals.events:9,}  {totals.duplicates:10}  {totals.lost:4}  "
+        f"  {totals.schedules:9,} {totals.faults:8,} {totals.events:9,} {totals.gangs:8,}  {totals.duplicates:10}  {totals.lost:4}  "
         f"{totals.orphans:7}  {totals.others:12}  {totals.worst:7.1f} s (seed {totals.worst_seed})"
     )
     print(

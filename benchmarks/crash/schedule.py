@@ -66,7 +66,8 @@ KINDS = {
     "frames repeated": 2,
     "wall clock jumps": 1,
     "hardware changes": 2,
-    "apply": 5,
+    "apply": 3,
+    "apply wide": 4,
     "cordon": 1,
     "uncordon": 1,
     "drain": 2,
@@ -81,7 +82,7 @@ def drawn(seed: int) -> Schedule:
     rng = random.Random(seed)
     nodes = tuple(f"n{n}" for n in range(1, rng.choice((2, 3, 3, 4)) + 1))
     kinds = rng.choices(list(KINDS), list(KINDS.values()), k=rng.randint(3, 14))
-    faults = [Fault(0.5, "apply", number=rng.randint(1, 1 << 16))]
+    faults = [Fault(0.5, rng.choice(("apply", "apply wide")), number=rng.randint(1, 1 << 16))]
     for kind in kinds:
         # What happens together hurts most: often on the heels of the fault before.
         at = rng.uniform(0.0, TROUBLE) if rng.random() < 0.5 else faults[-1].at + rng.expovariate(1.0)

@@ -17,8 +17,9 @@ from benchmarks.crash.ledger import Ledger, orphans
 from benchmarks.crash.machines import Machine, change
 from benchmarks.crash.planes import Plane
 from benchmarks.crash.schedule import Fault, Schedule
-from llmgw.plane.world import Stage, Want, World
-from llmgw.wire.facts import NodeId, ShardState
+from llmgw.plane.gang import replicas
+from llmgw.plane.world import Stage, World
+from llmgw.wire.facts import NodeId
 
 #: Seconds of the run's clock in which a fleet must have come to rest after the last fault.
 REST_WITHIN = 240.0
@@ -43,6 +44,7 @@ class Outcome:
 
     seed: int
     events: int = 0
+    gangs: int = 0  # leaders that came to serve over their followers
     duplicates: list[str] = attrs.field(factory=list)
     lost: list[str] = attrs.field(factory=list)
     orphans: list[str] = attrs.field(factory=list)
@@ -73,6 +75,17 @@ def models_text(number: int) -> str:
     return text
 
 
+def wide_text(number: int, nodes: int) -> str:
+    """Another one, with a model whose replicas are of several nodes, and one beside it of single ones."""
+    rng = random.Random(number)
+    each, context = rng.randint(2, min(3, nodes)), rng.choice((512, 1024))
+    text = MODEL.format(name="wide", replicas=rng.choice((1, 1, 2)), context=context, grace=rng.choice((1, 5)))
+    text += f'nodes = {each}\nready_within = "15s"\n'
+    if rng.random() < 0.7:
+        text += MODEL.format(name="alpha", replicas=rng.randint(0, 2), context=512, grace=1)
+    return text
+
+
 class Simulation:
     """A plane, its machines and what happens to them. Without `jumps` the machine's clock goes as it should."""
 
@@ -100,7 +113,7 @@ class Simulation:
             await self._heal()
             await self._rest(outcome)
             self._nursery.cancel_scope.cancel()
-        outcome.events = self.ledger.events
+        outcome.events, outcome.gangs = self.ledger.events, self.ledger.gangs
         outcome.duplicates, outcome.wrongs = self.ledger.duplicates, self.ledger.wrongs
         outcome.commands = self.ledger.commands
         if self.plane.asking:
@@ -162,6 +175,9 @@ class Simulation:
             case "apply":
                 if plane.fleet is not None:
                     plane.operate(plane.fleet.apply, models_text(fault.number))
+            case "apply wide":
+                if plane.fleet is not None:
+                    plane.operate(plane.fleet.apply, wide_text(fault.number, len(self.machines)))
             case "cordon" | "uncordon":
                 if plane.fleet is not None:
                     plane.operate(plane.fleet.cordon, node, fault.kind == "cordon")
@@ -276,18 +292,22 @@ class Simulation:
         running = sorted((kernel.name, p.shard, p.generation, p.seen.pid) for kernel, p in self.ledger.live())
         if len(running) != len(placed) or {entry[:3] for entry in running} != placed:
             return None
+        for _, process in self.ledger.live():
+            if len(process.led) != len(process.peers) or not all(peer.alive for peer in process.led):
+                return None  # the next token will show it
         return tuple(running)
 
     def _missing(self, world: World) -> list[str]:
         """Wanted and not there: replicas that are not placed, or not ready, or that nobody runs."""
         missing: list[str] = []
         for model in world.models.values():
-            shards = [s for s in world.shards.values() if s.model == model.name]
-            good = [
-                s for s in shards if s.want is Want.RUN and s.state is ShardState.READY and s.revision == model.revision
-            ]
-            if len(good) != model.replicas or len(shards) != model.replicas:
-                states = [f"{s.id}@{s.node} {s.want.value} {s.state.value} r{s.revision}" for s in shards]
+            there = replicas(s for s in world.shards.values() if s.model == model.name)
+            good = [r for r in there if r.runs and r.ready and r.sound and r.revision == model.revision]
+            good = [r for r in good if len(r.members) == model.profile.nodes]
+            if len(good) != model.replicas or len(there) != model.replicas:
+                states = [
+                    f"{s.id}@{s.node} {s.want.value} {s.state.value} r{s.revision}" for r in there for s in r.members
+                ]
                 missing.append(f"{model.name}: {model.replicas} of revision {model.revision} wanted, there is {states}")
         missing += [
             f"{s.id} of a model that nobody wants" for s in world.shards.values() if s.model not in world.models

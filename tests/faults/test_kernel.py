@@ -67,6 +67,12 @@ class Unwatched:
     def began(self, kernel: Kernel, process: Process) -> None:
         return
 
+    def at(self, end: str) -> tuple[Kernel, Process] | None:
+        return None
+
+    def leads(self, kernel: Kernel, process: Process) -> None:
+        return
+
     def step(self, kernel: Kernel, name: str) -> bool:
         return False
 
