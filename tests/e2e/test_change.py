@@ -108,6 +108,48 @@ async def test_a_drain_lets_streams_finish_and_is_over_as_soon_as_they_have(tmp_
         assert not await drained(fleet, here)
 
 
+async def test_a_drain_of_a_followers_node_moves_the_whole_replica_when_its_streams_have_finished(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path, nodes=3) as fleet:
+        source = write_tiny(tmp_path / "tiny.gguf", layers=6)
+        path = tmp_path / "models.toml"
+        path.write_text(MODEL.format(name="tiny", replicas=1, source=source) + 'nodes = 2\nnetwork = "tcp"\n')
+        await ctl(fleet, "apply", "-f", str(path))
+        await fleet.until(lambda: fleet.ready(1), within=60, what="a replica of two nodes is ready")
+        before = await asked(fleet, "replica", "tiny")
+        assert before["waiting"] == []
+        leader, follower = (member["shard"] for member in before["members"])
+        assert before["replica"]["nodes"] == [leader["node"], follower["node"]]
+        assert f"{leader['node']}+{follower['node']}" in await ctl(fleet, "replicas")
+        shown = await ctl(fleet, "replica", leader["id"])
+        for words in ("RPC: 127.0.0.1:", "rpc-server", "llama-server", f"rpc {before['members'][1]['ports']['rpc']}"):
+            assert words in shown, shown
+
+        engines = [psutil.Process(leader["pid"]), psutil.Process(follower["pid"])]
+        async with slow_stream(fleet, engines[0]) as lines:
+            await ctl(fleet, "drain", follower["node"], "--within", "5m")
+
+            async def leaves() -> bool:
+                left = (await asked(fleet, "node", follower["node"]))["leaving"]
+                return [(one["want"], one["in_flight"]) for one in left] == [("drain", 1)]
+
+            await fleet.until(leaves, within=60, what="its replacement is ready, and the old one finishes")
+            assert await served(fleet, 4) == [200] * 4
+            assert all(engine.is_running() for engine in engines)
+            engines[0].resume()
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        await fleet.until(lambda: drained(fleet, follower["node"]), within=30, what="the node is drained")
+        await fleet.until(lambda: fleet.ready(1), what="only the replacement is left")
+        after = await asked(fleet, "replica", "tiny")
+        assert follower["node"] not in after["replica"]["nodes"]
+        assert not any(engine.is_running() for engine in engines)
+        stops = [event["text"] for event in await fleet.events("shard-stopping")]
+        assert [text.split()[0] for text in stops] == [leader["id"], follower["id"]]
+        assert await served(fleet, 2) == [200] * 2
+
+
 async def test_past_its_deadline_a_drain_cuts_what_still_streams(tmp_path: Path) -> None:
     async with rig(tmp_path, nodes=2) as fleet:
         await apply(fleet, tmp_path / "models.toml", more="grace = 1\n")
