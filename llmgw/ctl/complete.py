@@ -51,7 +51,8 @@ def replica_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def revision_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Revisions of the model that stands before, for completion."""
-    model = ctx.params.get("model")
+    # Before the value of an option click has not told arguments apart yet.
+    model = ctx.params.get("model") or next(iter(ctx.args), None)
     if not isinstance(model, str) or not model:
         return []
     return _names(ctx, incomplete, f"models/{quote(model, safe='')}/history", "revisions", "revision")

@@ -105,7 +105,8 @@ def _applied(answer: Answer) -> None:
     would = "would be " if reply.dry_run else ""
     for names, done in ((reply.added, "added"), (reply.changed, "changed"), (reply.removed, "removed")):
         for name in names:
-            click.echo(f"{name} {would}{done}")
+            how = reply.words.get(name, "")
+            click.echo(f"{name} {would}{done}{f': {how}' if how else ''}")
     if not (reply.added or reply.changed or reply.removed):
         click.echo("nothing would change" if reply.dry_run else "nothing changed")
 

@@ -51,12 +51,13 @@ class Orders(Protocol):
 
 @attrs.frozen
 class Applied:
-    """What applying a models.toml changed, or would change, by model name."""
+    """What applying a models.toml changed, or would change, by model name; of those that change, how, in words."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
+    words: Map[str, str] = Map()
 
 
 class Fresh(Cell[World]):
@@ -399,11 +400,13 @@ class Fleet:
 
 
 def _compared(before: Map[ModelName, Model], after: Map[ModelName, Model]) -> Applied:
+    changed = sorted(name for name, model in after.items() if name in before and before[name] != model)
     return Applied(
         added=tuple(sorted(name for name in after if name not in before)),
-        changed=tuple(sorted(name for name, model in after.items() if name in before and before[name] != model)),
+        changed=tuple(changed),
         removed=tuple(sorted(name for name in before if name not in after)),
         unchanged=tuple(sorted(name for name, model in after.items() if before.get(name) == model)),
+        words=Map({str(name): operate.changes(before[name], after[name]) for name in changed}),
     )
 
 

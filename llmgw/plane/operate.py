@@ -39,10 +39,7 @@ def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
         if old is None:
             say("model-added", name, f"{name}: {new.replicas} replicas are wanted")
         elif old != new:
-            words = f"{name}: {', '.join(_parts(old, new))}"
-            if old.revision != new.revision:
-                words += f" ({'; '.join(differences(old.profile, new.profile))})"
-            say("model-changed", name, words)
+            say("model-changed", name, f"{name}: {changes(old, new)}")
     for name in sorted(set(world.models) - set(models)):
         say("model-removed", name, f"{name} is wanted no more")
     if not events:
@@ -86,13 +83,15 @@ def known_model(world: World, name: str) -> Model:
     return model
 
 
-def _parts(old: Model, new: Model) -> list[str]:
+def changes(old: Model, new: Model) -> str:
     """What differs between a model and the one before, in words."""
     parts = [] if old.replicas == new.replicas else [f"replicas {old.replicas} -> {new.replicas}"]
-    parts += [] if old.revision == new.revision else [f"profile revision {old.revision} -> {new.revision}"]
+    if old.revision != new.revision:
+        what = "; ".join(differences(old.profile, new.profile))
+        parts.append(f"profile revision {old.revision} -> {new.revision} ({what})")
     parts += [] if old.surge == new.surge else [f"surge {old.surge} -> {new.surge}"]
     parts += [] if old.idle == new.idle else [f"unloaded when idle: {_idle(old)} -> {_idle(new)}"]
-    return parts or ["its history changed"]
+    return ", ".join(parts) or "its history changed"
 
 
 def _idle(model: Model) -> str:

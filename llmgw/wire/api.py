@@ -330,7 +330,7 @@ class WhyReply(Struct, frozen=True, kw_only=True):
 
 
 class ApplyReply(Struct, frozen=True, kw_only=True):
-    """What an apply changes, or with `dry_run` would change: model names."""
+    """What an apply changes, or with `dry_run` would change: model names. `words` of those that change: how."""
 
     api: int = API
     dry_run: bool = False
@@ -341,6 +341,7 @@ class ApplyReply(Struct, frozen=True, kw_only=True):
 
 
 # --- nodes -------------------------------------------------------------------------------------------
+    words: dict[str, str] = {}
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):

@@ -162,7 +162,8 @@ async def test_scaling_a_model_holds_until_models_are_applied(rig: Rig) -> None:
     assert [model["wanted"] for model in (await asked(rig, "models"))["models"]] == [2, 3]
     assert "tiny: scaled from 1 to 3 replicas" in await ok(rig, "events")
     again = '[[models]]\nname = "tiny"\nengine = "llamacpp"\nsource = "/m/tiny.gguf"\n'
-    assert "tiny changed" in await ok(rig, "apply", "-f", "-", stdin=again)
+    assert "tiny would be changed: replicas 3 -> 1\n" in await ok(rig, "apply", "-f", "-", "--dry-run", stdin=again)
+    assert "tiny changed: replicas 3 -> 1\n" in await ok(rig, "apply", "-f", "-", stdin=again)
     assert [model["wanted"] for model in (await asked(rig, "models"))["models"]][1:] == [1]
 
 
@@ -474,6 +475,10 @@ async def test_names_of_nodes_and_models_are_completed(rig: Rig) -> None:
     assert await completed(rig, f"{ctl} why t") == ["tiny"]
     assert await completed(rig, f"{ctl} node gp") == ["gpu-01"]
     assert await completed(rig, f"{ctl} logs node-a t") == ["tiny-0-0"]
+    assert await completed(rig, f"{ctl} replica ti") == ["tiny-0"]
+    for command in ("scale", "rollback", "history"):
+        assert await completed(rig, f"{ctl} {command} t") == ["tiny"]
+    assert await completed(rig, f"{ctl} rollback tiny --to ") == ["1"]
 
 
 async def test_completion_without_a_plane_is_silent() -> None:

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from immutables import Map
 
 from llmgw.errors import AgentGone, BadInput, NotFound, NotKeepingUp, Unavailable
 from llmgw.plane.bandwidth import history
@@ -182,7 +183,9 @@ async def test_a_dry_run_changes_nothing_and_says_what_would_change(autojump_clo
         assert len(p.fleet.world.value.models) == 0
         await p.fleet.apply(TINY)
         assert await p.fleet.apply(TINY) == Applied(unchanged=("tiny",))
-        assert await p.fleet.apply(TINY.replace("= 2", "= 3"), dry_run=True) == Applied(changed=("tiny",))
+        assert await p.fleet.apply(TINY.replace("= 2", "= 3"), dry_run=True) == Applied(
+            changed=("tiny",), words=Map({"tiny": "replicas 2 -> 3"})
+        )
         assert await p.fleet.apply(NONE, dry_run=True) == Applied(removed=("tiny",))
         assert p.fleet.world.value.models["tiny"].replicas == 2  # type: ignore[index]
 

@@ -103,6 +103,7 @@ def blueprint(admin: Admin) -> Blueprint:
                 changed=applied.changed,
                 removed=applied.removed,
                 unchanged=applied.unchanged,
+                words=dict(applied.words),
             )
         )
 
