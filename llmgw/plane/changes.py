@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from llmgw.plane import operate
 from llmgw.plane.rooms import FULL_DISK
+from llmgw.plane.wires import Fault
 from llmgw.plane.world import Node, Shard, Stage, World
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import (
@@ -22,6 +23,7 @@ from llmgw.wire.facts import (
     Grade,
     ModelName,
     NodeId,
+    Port,
     ShardId,
 )
 
@@ -226,6 +228,87 @@ def stop_foreign(node: Node, gpu: str, there: str) -> Change:
     who = ", ".join(f"{pid} {name}".strip() for pid, name in pids) or "processes that its driver hides"
     text = f"stop what else holds memory of {gpu} on {node.id} ({there}): {who}"
     return Change(("foreign", node.id, gpu), EFFORT["gpu-foreign"], text, after)
+
+
+# Wires -------------------------------------------------------------------------------------------------------
+
+
+def mendable(node: Node, fault: Fault) -> bool:
+    """Whether a rail is there at all: of one that is missing nobody knows what it would be."""
+    return node.facts is not None and any(port.device == fault.device for port in node.facts.ports)
+
+
+def mend_rail(node: Node, fault: Fault) -> Change:
+    """A rail is up at its full rate."""
+
+    def mended(port: Port, best: float | None) -> Port:
+        if port.device != fault.device:
+            return port
+        lid = port.lid if port.lid is not None else 1
+        sm_lid = port.sm_lid if port.sm_lid is not None else 1
+        return replace(port, state="ACTIVE", physical_state="LinkUp", rate_gbps=best, lid=lid, sm_lid=sm_lid)
+
+    def after(world: World) -> World:
+        here = world.nodes[node.id]
+        assert here.facts is not None
+        ports, problems = here.facts.ports, here.problems
+        kinds = {(port.hca_type, port.board) for port in ports if port.device == fault.device}
+        best = max((p.rate_gbps or 0.0 for p in ports if (p.hca_type, p.board) in kinds), default=0.0) or None
+        for key in problems:
+            if key[0].startswith(f"port:{fault.device}/"):
+                problems = problems.delete(key)
+        facts = replace(here.facts, ports=tuple(mended(port, best) for port in ports))
+        return attrs.evolve(world, nodes=world.nodes.set(node.id, attrs.evolve(here, facts=facts, problems=problems)))
+
+    return Change(
+        ("rail", node.id, fault.device), EFFORT["rails"], f"mend {fault.device} of {node.id} ({fault.words})", after
+    )
+
+
+def mend_imex(node: NodeId, there: str) -> Change:
+    """The IMEX daemon of a node lets its GPUs reach those of others."""
+
+    def facts(known: Register) -> Register:
+        return known if known.imex is None else replace(known, imex=replace(known.imex, state="UP"))
+
+    return Change(("imex", node), EFFORT["nvlink"], f"mend IMEX of {node} ({there})", _of_facts(node, facts))
+
+
+def tested_again(a: NodeId, b: NodeId) -> Change:
+    """What was found bad between two nodes is mended, which another test shows."""
+
+    def after(world: World) -> World:
+        evidence = world.evidence
+        for pair in ((a, b), (b, a)):
+            if pair in evidence:
+                evidence = evidence.delete(pair)
+        return attrs.evolve(world, evidence=evidence)
+
+    text = f"mend what a test found between {a} and {b}, and test again (`llmgw ctl fabric-test {a} {b}`)"
+    return Change(("test", a, b), EFFORT["evidence"], text, after)
+
+
+# Machines more -----------------------------------------------------------------------------------------------
+
+
+def new_names(count: int) -> tuple[NodeId, ...]:
+    """What machines are called here that are not there yet."""
+    return tuple(NodeId(f"+{number}") for number in range(1, count + 1))
+
+
+def buy(like: Node, count: int, words: str, beside: Iterable[NodeId], where: str) -> Change:
+    """So many machines more, like one that is there."""
+
+    def after(world: World) -> World:
+        nodes = world.nodes
+        for name in new_names(count):
+            empty = Node(id=name, stage=Stage.READY, stage_at=0.0, facts=like.facts, facts_at=like.facts_at)
+            nodes = nodes.set(name, attrs.evolve(empty, connected=True, labels=like.labels, masters=like.masters))
+        return attrs.evolve(world, nodes=nodes)
+
+    machines = f"{count} nodes" if count > 1 else "a node"
+    text = f"add {machines} with {words} that reach{'' if count > 1 else 'es'} {', '.join(sorted(beside))} {where}"
+    return Change(("buy", str(count)), BOUGHT * count, text, after)
 
 
 # Other replicas ----------------------------------------------------------------------------------------------

@@ -1,354 +1,96 @@
 """The set of changes with the least effort after which one more replica of a model fits (D7). Pure.
 
-Node by node: what must be mended there has no alternative, and what is held there is freed by fewer replicas of
-others, by stopping what is nobody's, or by mending GPUs, whichever sum is the least. Nodes are looked at in the
-order of what they cost at least, so that a large fleet is seldom looked at whole. The answer is proved before it
-is given: after all of its changes the replica fits.
+Nodes are looked at in the order of what they cost at least, so that a large fleet is seldom looked at whole. For a
+replica of several nodes each node has some offers (with these changes it passes, and reaches others in these ways), and
+of every group the cheapest members are sought. The answer is proved before it is given: after all of its changes the
+replica fits.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 from immutables import Map
-from msgspec.structs import replace
 
-from llmgw.plane import changes
-from llmgw.plane.changes import BOUGHT, EFFORT, Change, applied, bad_problems, effort
-from llmgw.plane.checks import IDLE_FOREIGN, Need, refusals
+from llmgw.plane import offers
+from llmgw.plane.alone import BETWEEN, Going, at_least, on_node
+from llmgw.plane.changes import BOUGHT, Change, applied, effort
+from llmgw.plane.checks import Need
 from llmgw.plane.nearest import by_node
 from llmgw.plane.place import Rooms
-from llmgw.plane.rooms import FULL_DISK, Room, Unit, room
-from llmgw.plane.world import Node, Reason, Shard, Want, World
-from llmgw.wire.facts import Gpu, ModelName, NodeId, ShardId
+from llmgw.plane.world import DEFAULT, Reason, Settings, World
+from llmgw.wire.facts import ModelName, NodeId
 
-#: What is held on a node: one change may free several of these at once.
-_HELD = frozenset({"gpus-free", "cpu-threads", "memory", "apart"})
-#: Where one of several changes may do.
-_CHOSEN = _HELD | {"disk", "gpu-health", "gpu-fabric", "gpu-foreign"}
-#: No model is scaled down by more than what another machine costs.
-_MOST_STEPS = (BOUGHT - 1) // EFFORT["gpus-free"]
 #: So many nodes are looked at closely, the nearest first. More are never needed to be right where the nearest are
 #: as near as they look.
 _MOST_NODES = 256
 
 
 def cheapest(
-    world: World, need: Need, model: ModelName, now: float, rooms: Rooms, reasons: Iterable[Reason]
+    world: World,
+    need: Need,
+    model: ModelName,
+    now: float,
+    rooms: Rooms,
+    reasons: Iterable[Reason],
+    settings: Settings = DEFAULT,
 ) -> tuple[Change, ...]:
     """The changes, () where none are known that are less than another machine.
 
     `reasons` are those of every node and `rooms` what they were found in.
     """
     found = by_node(reasons)
-    going = _Going(world, now)
-    order = sorted((_at_least(found[node], rooms.room(node), model, going), node) for node in found)
+    whole = rooms._whole(need)  # with what the world adds to it: memory by estimate, models that stay apart
+    going = Going(world, now)
+    bounds = {node: at_least(found.get(node, ()), rooms.room(node), model, going) for node in world.nodes}
+    if need.nodes > 1:
+        return _together(world, need, whole, model, now, bounds, found, going, settings)
     best: tuple[Change, ...] = ()
-    for bound, node in order[:_MOST_NODES]:
+    for bound, node in sorted((bound, node) for node, bound in bounds.items())[:_MOST_NODES]:
         if bound >= BOUGHT or (best and bound >= effort(best)):
             break
         limit = effort(best) if best else BOUGHT
-        for answer in _on_node(world, world.nodes[node], need, model, now, going):
+        for answer in on_node(world, world.nodes[node], whole, model, now, going):
             if effort(answer) >= limit:
                 break
-            if fits(applied(world, answer), need, model, now, [node]) and going.true(answer):
+            if fits(applied(world, answer), need, model, now, [node], settings):
                 best = answer
                 break
     return best
 
 
-def fits(world: World, need: Need, model: ModelName, now: float, among: Collection[NodeId]) -> bool:
+def fits(
+    world: World, need: Need, model: ModelName, now: float, among: Collection[NodeId], settings: Settings = DEFAULT
+) -> bool:
     """Whether one more replica fits on some of these nodes."""
     nodes = Map({id: world.nodes[id] for id in among if id in world.nodes})
     shards = Map({id: shard for id, shard in world.shards.items() if shard.node in nodes})
-    return Rooms(attrs.evolve(world, nodes=nodes, shards=shards), now).choose(need, model) is not None
+    return Rooms(attrs.evolve(world, nodes=nodes, shards=shards), now, settings).choose(need, model) is not None
 
 
-def _at_least(reasons: Sequence[Reason], there: Room | None, model: ModelName, going: _Going) -> int:
-    """What a node costs at least, from the checks that it fails."""
-    checks = {reason.check for reason in reasons}
-    if there is None or "inventory" in checks:
-        return BOUGHT  # what it has is not known, so nothing can be said of it
-    total = EFFORT["labels"] * len({reason.needed for reason in reasons if reason.check == "labels"})
-    # A full disk is told as a problem of the node as well, and freed once.
-    alone = checks - _HELD - {"labels"} - ({"node-health"} if "disk" in checks else set())
-    total += sum(min(EFFORT["disk"], EFFORT[c]) if c == "node-health" else EFFORT.get(c, BOUGHT) for c in alone)
-    if held := checks & _HELD:
-        ways = [going.least(there.node.id, model)]
-        if going.leaving(there.node.id):
-            ways.append(EFFORT["wait"])
-        if held == {"memory"}:
-            ways.append(EFFORT["memory"])
-        if held == {"gpus-free"} and any((u.broken or u.apart) and not u.holder for u in there.units):
-            ways.append(EFFORT["gpu-health"])
-        total += min(ways)
-    return total
+def _together(
+    world: World,
+    need: Need,
+    whole: Need,
+    model: ModelName,
+    now: float,
+    bounds: Mapping[NodeId, int],
+    found: Mapping[NodeId, Sequence[Reason]],
+    going: Going,
+    settings: Settings,
+) -> tuple[Change, ...]:
+    """The same for a replica of several nodes; a machine more is named with the nodes that it would join."""
+    near = sorted((bound, node) for node, bound in bounds.items() if bound < BOUGHT)
+    passing = [node for _, node in near if not found.get(node) or not _own(found[node])]
+    close = [node for _, node in near if node not in set(passing)][:_MOST_NODES]
+    made = offers.made(world, whole, model, now, [*passing, *close], going, settings)
+    for group in offers.groups(world, made, whole, now, settings):
+        among = {*group.nodes, *group.bought}
+        if fits(applied(world, group.changes), need, model, now, sorted(among), settings):
+            return group.changes
+    return ()
 
 
-class _Going:
-    """Which replicas of a model go when it is scaled down, in the order in which they go."""
-
-    def __init__(self, world: World, now: float) -> None:
-        self._world, self._now = world, now
-        self._order: dict[ModelName, tuple[tuple[Shard, ...], ...]] = {}
-        self._here: dict[NodeId, list[Shard]] = {}
-        self._replicas: dict[ModelName, dict[str, list[Shard]]] | None = None
-        for shard in world.shards.values():
-            self._here.setdefault(shard.node, []).append(shard)
-
-    def on(self, node: NodeId) -> tuple[Shard, ...]:
-        return tuple(sorted(self._here.get(node, ()), key=lambda shard: shard.id))
-
-    def leaving(self, node: NodeId) -> list[Shard]:
-        return [shard for shard in self.on(node) if shard.want is not Want.RUN]
-
-    def options(self, model: ModelName, node: NodeId) -> Iterator[tuple[int, tuple[Shard, ...]]]:
-        """How far to scale a model down so that more and more of it leaves a node, and all that goes with it."""
-        if model not in self._world.models:
-            return
-        gone: tuple[Shard, ...] = ()
-        for step, replica in enumerate(self._of(model), 1):
-            gone += replica
-            if any(shard.node == node for shard in replica):
-                yield self._standing(model) - step, gone
-
-    def least(self, node: NodeId, but: ModelName) -> int:
-        """What it costs at least that anything of other models leaves a node."""
-        others = {shard.model for shard in self._here.get(node, ()) if shard.want is Want.RUN} - {but}
-        first = (next(self.options(model, node), None) for model in others)
-        replicas = [len({shard.replica for shard in option[1]}) for option in first if option is not None]
-        return EFFORT["gpus-free"] * min(replicas) if replicas else BOUGHT
-
-    def true(self, answer: Iterable[Change]) -> bool:
-        """Whether every scale of an answer lets go what it says, by the plan itself."""
-        for change in answer:
-            if change.key[0] == "scale":
-                model, to = ModelName(change.key[1]), int(change.key[2])
-                steps = self._standing(model) - to
-                said = {shard.id for replica in self._of(model)[:steps] for shard in replica}
-                if said != set(self._leaving(model, to)):
-                    return False
-        return True
-
-    def _of(self, model: ModelName) -> tuple[tuple[Shard, ...], ...]:
-        if model not in self._order:
-            order: dict[str, list[Shard]] = {}
-            if len(self._placed(model)) == 1:
-                # Nothing to choose, and fleets have many such models; the answer is held against the plan as any.
-                self._order[model] = tuple(map(tuple, self._placed(model).values()))
-                return self._order[model]
-            for id in self._leaving(model, max(0, self._standing(model) - _MOST_STEPS)):
-                shard = self._world.shards[id]
-                order.setdefault(shard.replica, []).append(shard)
-            self._order[model] = tuple(tuple(shards) for shards in order.values())
-        return self._order[model]
-
-    def _placed(self, model: ModelName) -> dict[str, list[Shard]]:
-        if self._replicas is None:
-            self._replicas = {}
-            for shard in self._world.shards.values():
-                if shard.want is Want.RUN:
-                    self._replicas.setdefault(shard.model, {}).setdefault(shard.replica, []).append(shard)
-        return self._replicas.get(model, {})
-
-    def _standing(self, model: ModelName) -> int:
-        """The replicas from which scaling down takes away: what is wanted, as far as it has its place."""
-        return min(self._world.models[model].replicas, len(self._placed(model)))
-
-    def _leaving(self, model: ModelName, to: int) -> tuple[ShardId, ...]:
-        """What leaves, in the plan's order, when a model is scaled to so many replicas."""
-        from llmgw.plane.plan import plan  # it says in a word what is nearest, and so needs this module's neighbours
-        from llmgw.plane.steps import Drain, GiveUp, Stop
-
-        world = self._world
-        fewer = Map({model: replace(world.models[model], replicas=to)})
-        of_it = Map({shard.id: shard for shard in world.shards.values() if shard.model == model})
-        alone = attrs.evolve(world, models=fewer, shards=of_it, settling_until=None)
-        ids = [step.shard for step in plan(alone, self._now).steps if isinstance(step, Drain | Stop | GiveUp)]
-        return tuple(id for id in dict.fromkeys(ids) if world.shards[id].want is Want.RUN)
-
-
-# One node ----------------------------------------------------------------------------------------------------
-
-
-def _on_node(
-    world: World, node: Node, need: Need, model: ModelName, now: float, going: _Going
-) -> Iterator[tuple[Change, ...]]:
-    """Sets of changes after which the replica should fit on this node, the least effort first."""
-    must, here = _must(_only(world, node.id), node.id, need, now)
-    if must is None:
-        return
-    found: list[tuple[int, int, tuple[tuple[str, ...], ...], tuple[Change, ...]]] = []
-    for freed in _freeing(node.id, model, going):
-        rest = _rest(applied(here, freed), node.id, need, now)
-        if rest is not None:
-            answer = (*must, *freed, *rest)
-            found.append((effort(answer), len(answer), tuple(change.key for change in answer), answer))
-    for *_, answer in sorted(found, key=lambda entry: entry[:3]):
-        yield answer
-
-
-def _only(world: World, node: NodeId) -> World:
-    """The world of one node, which is all that its room depends on."""
-    shards = Map({id: shard for id, shard in world.shards.items() if shard.node == node})
-    return attrs.evolve(world, nodes=Map({node: world.nodes[node]}), shards=shards)
-
-
-def _must(here: World, id: NodeId, need: Need, now: float) -> tuple[tuple[Change, ...] | None, World]:
-    """The changes without which nothing runs here, and the world after them; None where none that is known would do."""
-    found: list[Change] = []
-    while True:
-        node, shards = here.nodes[id], here.shards.values()
-        there = room(node, shards, now)
-        reason = next((r for r in refusals(there, need) if r.check not in _CHOSEN), None)
-        if reason is None:
-            return tuple(found), here
-        change = _mended(there, reason, need)
-        if change is None or change in found:
-            return None, here
-        found.append(change)
-        here = change.after(here)
-
-
-def _mended(there: Room, reason: Reason, need: Need) -> Change | None:
-    """The one change that makes a check pass which has no alternative."""
-    node = there.node
-    match reason.check:
-        case "stage":
-            return changes.bring_back(node.id)
-        case "cordon" | "drain":
-            return changes.uncordon(node)
-        case "labels":
-            name, _, value = reason.needed.partition("=")
-            return changes.label(node.id, name, value)
-        case "engine":
-            return changes.install(node.id, need.engine, need.version, reason.value)
-        case "agent":
-            return changes.upgrade(node, reason.needed)
-        case "node-health":
-            code = reason.value.partition(":")[0]
-            if code == FULL_DISK:
-                return next(_disk(there, need, sick=True), None)
-            return changes.acknowledge(node, "node", code)
-    return None
-
-
-def _freeing(node: NodeId, model: ModelName, going: _Going) -> Iterator[tuple[Change, ...]]:
-    """Every way to have less on a node: what leaves is awaited, other models are scaled down, or nothing is."""
-    here = going.on(node)
-    leaving = going.leaving(node)
-    axes: list[list[tuple[Change, ...]]] = [[(), (changes.wait(leaving),)]] if leaving else []
-    for other in sorted({shard.model for shard in here if shard.want is Want.RUN and shard.model != model}):
-        steps = [(changes.scale(other, to, gone),) for to, gone in going.options(other, node)]
-        axes.append([(), *steps])
-    for combination in itertools.islice(itertools.product(*axes), 4096):
-        chosen = tuple(change for part in combination for change in part)
-        if effort(chosen) < BOUGHT:
-            yield chosen
-
-
-def _rest(here: World, id: NodeId, need: Need, now: float) -> tuple[Change, ...] | None:
-    """What else it takes when nothing more is stopped; None when that is not enough."""
-    resources, shards = need.resources, tuple(here.shards.values())
-    there = room(here.nodes[id], shards, now)
-    found: list[Change] = []
-    if resources.cpu_threads > there.threads_free:
-        return None
-    if resources.memory_bytes > there.memory_free:
-        promised = there.memory_bytes - sum(shard.spec.resources.memory_bytes for shard in shards)
-        if resources.memory_bytes > promised:
-            return None
-        value, wanted = _gib(max(0, there.memory_free)), _gib(resources.memory_bytes)
-        found.append(changes.free_memory(there.node, value, wanted))
-    if resources.disk_bytes and need.source not in there.weights:
-        if there.disk_free is None:
-            return None
-        if resources.disk_bytes > there.disk_free:
-            freed = tuple(_disk(there, need))
-            if not freed:
-                return None
-            found += freed
-    if not resources.gpus:
-        return tuple(found)
-    units = _gpus(there, need)
-    return None if units is None else (*found, *units)
-
-
-def _disk(there: Room, need: Need, *, sick: bool = False) -> Iterator[Change]:
-    """Room for the weights, where the disk is large enough for them beside what was promised to others."""
-    facts = there.node.facts
-    disk = next((d for d in facts.host.disks if d.purpose == "weights"), None) if facts is not None else None
-    if disk is None or there.disk_free is None:
-        return
-    promised = disk.free_bytes - there.disk_free
-    wanted = need.resources.disk_bytes + promised
-    if wanted > disk.total_bytes > 0:
-        return
-    value = _gib(max(0, there.disk_free))
-    yield changes.free_disk(there.node, wanted, value, _gib(need.resources.disk_bytes) if not sick else "more")
-
-
-def _gpus(there: Room, need: Need) -> tuple[Change, ...] | None:
-    """The least that makes enough GPUs usable; None when too few could ever be."""
-    facts, wanted = there.node.facts, need.resources.gpus
-    assert facts is not None
-    found: list[tuple[Change, ...]] = []
-    fabric = changes.mend_fabric(there.node.id, next((u.apart or u.broken for u in there.units if _waits(u)), ""))
-    for mended in (False, True):
-        costs = sorted(
-            (
-                (effort(parts), at, parts)
-                for at, unit in enumerate(there.units)
-                if (parts := _unit(there, unit, need, mended=mended)) is not None
-            ),
-            key=lambda entry: entry[:2],
-        )
-        if len(costs) >= wanted:
-            chosen = [change for _, _, parts in costs[:wanted] for change in parts]
-            found.append(tuple(dict.fromkeys([fabric, *chosen] if mended else chosen)))
-    return min(found, key=lambda parts: (effort(parts), len(parts)), default=None)
-
-
-def _waits(unit: Unit) -> bool:
-    return "fabric" in unit.apart or unit.broken.startswith("its fabric")
-
-
-def _unit(there: Room, unit: Unit, need: Need, *, mended: bool) -> tuple[Change, ...] | None:
-    """What makes one GPU usable; None when nothing here does. `mended`: its node's NVLink fabric is up."""
-    resources, node = need.resources, there.node
-    if unit.holder:
-        return None
-    if (wants := resources.compute_capability) is not None and (unit.capability is None or unit.capability < wants):
-        return None
-    if resources.gpu_memory_bytes and (unit.memory_bytes or 0) < resources.gpu_memory_bytes:
-        return None
-    found: list[Change] = []
-    gpu = _gpu_of(node, unit.uuid)
-    if gpu.unreadable:
-        found.append(changes.mend_gpu(node.id, gpu))
-    for subject in dict.fromkeys((f"gpu:{gpu.uuid}", f"gpu:{unit.uuid}")):
-        found += [changes.acknowledge(node, subject, code) for code in bad_problems(node, subject)]
-    down = gpu.fabric is not None and (gpu.fabric.state == "not-started" or (resources.gpus > 1 and bool(unit.apart)))
-    if down and not mended:
-        return None
-    if resources.gpus > 1 and gpu.mig_enabled:
-        return None
-    crowded = (
-        unit.offered_bytes is None or unit.offered_bytes < resources.gpu_memory_bytes
-        if resources.gpu_memory_bytes
-        else unit.foreign_bytes > IDLE_FOREIGN
-    )
-    if crowded:
-        found.append(changes.stop_foreign(node, unit.uuid, f"{_gib(unit.foreign_bytes)} in use by others"))
-    return tuple(found)
-
-
-def _gpu_of(node: Node, uuid: str) -> Gpu:
-    assert node.facts is not None
-    return next(gpu for gpu in node.facts.gpus if gpu.uuid == uuid or any(mig.uuid == uuid for mig in gpu.mig_devices))
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
+def _own(reasons: Sequence[Reason]) -> bool:
+    return any(reason.check not in BETWEEN for reason in reasons)

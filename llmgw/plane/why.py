@@ -110,7 +110,7 @@ def _looked_into(
     if rooms.choose(need, model.name) is not None:
         return None
     reasons = rooms.refused(need)
-    best = cheapest(rest, need, model.name, now, rooms, reasons)
+    best = cheapest(rest, need, model.name, now, rooms, reasons, settings)
     change = in_words(best) or beyond(reasons, need)
     return attrs.evolve(found, reasons=nearest(reasons), smallest_change=change, changes=best)
 

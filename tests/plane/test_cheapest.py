@@ -20,17 +20,22 @@ from llmgw.plane.place import Rooms
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Drain, GiveUp, Stop
 from llmgw.plane.why import why
-from llmgw.plane.world import Stage, Want, World
-from llmgw.wire.agent import Heartbeat
+from llmgw.plane.wires import wirings
+from llmgw.plane.world import Evidence, Model, Profile, Stage, Want, World
+from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.facts import (
+    EngineInstall,
     GpuFabric,
     GpuLoad,
     GpuProcess,
     Grade,
     HostLoad,
+    Imex,
     ModelName,
     NodeId,
+    Port,
     Problem,
+    Resources,
 )
 from tests.plane.worlds import CLOCK, GIB, gpus, hear, model, profile, ready, register, settle, world
 
@@ -89,19 +94,19 @@ def scales(here: World, name: ModelName) -> list[Change]:
     return found
 
 
-def brute(here: World) -> int | None:
+def brute(here: World, some: list[Change] | None = None) -> int | None:
     """The least effort of all sets of changes that are enough; None when none is that costs less than a machine."""
-    need, all_ = Need.of(here.models[NEW]), candidates(here)
+    need, all_ = Need.of(here.models[NEW]), candidates(here) if some is None else some
     best: int | None = None
     for size in range(len(all_) + 1):
-        for some in itertools.combinations(all_, size):
-            spent = effort(some)
+        for chosen in itertools.combinations(all_, size):
+            spent = effort(chosen)
             if spent < BOUGHT and (best is None or spent < best):
-                if len({change.key[1] for change in some if change.key[0] == "scale"}) < sum(
-                    change.key[0] == "scale" for change in some
+                if len({change.key[1] for change in chosen if change.key[0] == "scale"}) < sum(
+                    change.key[0] == "scale" for change in chosen
                 ):
                     continue  # one model is scaled once
-                if fits(applied(here, some), need, NEW, 0.0, list(here.nodes)):
+                if fits(applied(here, chosen), need, NEW, 0.0, list(here.nodes)):
                     best = spent
     return best
 
@@ -167,6 +172,133 @@ def test_no_set_of_changes_costs_less_than_the_one_that_is_named_and_it_is_enoug
     if found:
         assert fits(applied(here, found), need, NEW, 0.0, list(here.nodes))
         assert why(here, NEW, 0.0).smallest_change == in_words(found)
+
+
+# Replicas of several nodes -----------------------------------------------------------------------------------
+
+
+def rail(number: int, fabric: str, state: str = "ACTIVE") -> Port:
+    return Port(
+        device=f"mlx5_{number}",
+        kind="ib",
+        state=state,
+        physical_state="LinkUp" if state == "ACTIVE" else "Disabled",
+        rate_gbps=400.0 if state == "ACTIVE" else None,
+        lid=1,
+        sm_lid=1,
+        rail=number,
+        fabric=fabric,
+    )
+
+
+def wanted_of_several(nodes: int = 2, gpu: int = 1, rails: int = 0, network: str = "rdma") -> Model:
+    asked = Profile(
+        engine="vllm", source="/models/x", resources=Resources(gpus=gpu), nodes=nodes, network=network, rails=rails
+    )
+    return Model(name=NEW, profile=asked)
+
+
+@st.composite
+def wired_fleets(draw: st.DrawFn) -> World:
+    """A few nodes with rails on two fabrics, some of them down, held or cordoned; tests that found pairs bad."""
+    registers = []
+    for number in range(draw(st.integers(2, 4))):
+        state = st.sampled_from(["ACTIVE", "ACTIVE", "ACTIVE", "DOWN"])
+        fabric = st.sampled_from(["red", "red", "blue"])
+        rails = tuple(rail(at, draw(fabric), draw(state)) for at in range(draw(st.integers(1, 2))))
+        version = draw(st.sampled_from(["1", "1", "2"]))
+        made = register(f"n{number}", gpu=draw(st.integers(1, 2)))
+        installs = (EngineInstall(engine="vllm", version=version), EngineInstall(engine="llamacpp", version="1"))
+        registers.append(replace(made, ports=rails, installs=installs))
+    other = model("a", draw(st.integers(0, 2)), of=profile(gpus=draw(st.integers(1, 2))))
+    here = ready(settle(world(*registers, models=[other]))[0])
+    for id in sorted(here.nodes):
+        if draw(st.integers(0, 4)) == 0:
+            here = operate.cordon(here, id, True, CLOCK)[0]
+    for a, b in itertools.combinations(sorted(here.nodes), 2):
+        if draw(st.integers(0, 4)) == 0:
+            test = Evidence(clock=CLOCK, at=0.0, bad=(f"{a} mlx5_0/1", f"{b} mlx5_0/1"), text="bad")
+            here = attrs.evolve(here, evidence=here.evidence.set((a, b), test))
+    new = wanted_of_several(draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(0, 1)))
+    return attrs.evolve(here, models=here.models.set(NEW, new))
+
+
+def wires(here: World) -> list[Change]:
+    """What could be done between nodes."""
+    found = [changes.tested_again(*pair) for pair in here.evidence]
+    versions = {i.version for n in here.nodes.values() if n.facts for i in n.facts.installs if i.engine == "vllm"}
+    for node in here.nodes.values():
+        assert node.facts is not None
+        faults = [fault for wiring in wirings(node) for fault in wiring.faults]
+        found += [changes.mend_rail(node, fault) for fault in dict.fromkeys(faults)]
+        mine = {i.version for i in node.facts.installs if i.engine == "vllm"}
+        found += [changes.install(node.id, "vllm", version, "") for version in sorted(versions - mine)]
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(wired_fleets())
+def test_no_set_costs_less_for_a_replica_of_several_nodes_either(here: World) -> None:
+    need, all_ = Need.of(here.models[NEW]), [*candidates(here), *wires(here)]
+    if Rooms(here, 0.0).choose(need, NEW) is not None or len(all_) > 11:
+        return
+    found = answer(here)
+    spent = effort(found)
+    assert (spent if 0 < spent < BOUGHT else None) == brute(here, all_), (in_words(found), [c.text for c in all_])
+    if found:
+        assert fits(applied(here, found), need, NEW, 0.0, [*here.nodes, *changes.new_names(3)])
+
+
+def gathered(*registers: Register, of: Model) -> World:
+    return world(*registers, models=[of])
+
+
+def wired(node: str, *rails: Port, gpu: int = 1) -> Register:
+    return replace(register(node, gpu=gpu), ports=rails)
+
+
+def test_the_rails_of_the_cheapest_group_are_mended() -> None:
+    here = gathered(
+        wired("n1", rail(0, "red", "DOWN"), rail(1, "red", "DOWN")),
+        wired("n2", rail(0, "red", "DOWN"), rail(1, "red")),
+        wired("n3", rail(0, "blue"), rail(1, "blue")),
+        wired("n4", rail(0, "blue"), rail(1, "blue", "DOWN")),
+        of=wanted_of_several(),
+    )
+    assert in_words(answer(here)) == "mend mlx5_1 of n4 (down (disabled))"
+
+
+def test_a_bad_pair_is_tested_again_before_anything_dearer() -> None:
+    here = gathered(wired("n1", rail(0, "red")), wired("n2", rail(0, "red")), of=wanted_of_several())
+    test = Evidence(clock=CLOCK, at=0.0, bad=("n1 mlx5_0/1",), text="12 of 400 Gb/s")
+    here = attrs.evolve(here, evidence=here.evidence.set((NodeId("n1"), NodeId("n2")), test))
+    assert in_words(answer(here)) == (
+        "mend what a test found between n1 and n2, and test again (`llmgw ctl fabric-test n1 n2`)"
+    )
+
+
+def test_a_machine_that_is_missing_is_named_with_those_that_it_would_join() -> None:
+    here = gathered(wired("n1", rail(0, "red")), wired("n2", rail(0, "blue")), of=wanted_of_several())
+    here = operate.cordon(here, NodeId("n2"), True, CLOCK)[0]
+    assert in_words(answer(here)) == "add a node with 1 GPU that reaches n1 by 1 rail on fabric red"
+
+
+def test_all_members_get_the_version_that_costs_least() -> None:
+    made = [wired(name, rail(0, "red")) for name in ("n1", "n2", "n3")]
+    made = [
+        replace(node, installs=(EngineInstall(engine="vllm", version=version),))
+        for node, version in zip(made, ("1", "2", "2"), strict=True)
+    ]
+    here = gathered(*made, of=wanted_of_several(3))
+    assert in_words(answer(here)) == "install vllm 2 on n1 (has 1)"
+
+
+def test_nodes_of_an_nvlink_domain_are_joined_when_their_daemon_is_mended() -> None:
+    fabric = GpuFabric(state="completed", cluster_uuid="c", clique=1)
+    units = [tuple(replace(gpu, fabric=fabric) for gpu in gpus(1, node=name)) for name in ("n1", "n2")]
+    made = [register(name, gpu=unit) for name, unit in zip(("n1", "n2"), units, strict=True)]
+    here = gathered(made[0], replace(made[1], imex=Imex(state="DOWN")), of=wanted_of_several(network="nvlink"))
+    assert in_words(answer(here)) == "mend IMEX of n2 (IMEX is DOWN)"
 
 
 @given(fleets())

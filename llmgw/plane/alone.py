@@ -1,0 +1,307 @@
+"""What it costs that one node takes a replica, or its part of one of several nodes: what must be mended there, what
+could be freed. Pure.
+
+What must be mended has no alternative. What is held is freed by fewer replicas of others, by stopping what is nobody's,
+or by mending GPUs, whichever sum is the least.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import attrs
+from immutables import Map
+from msgspec.structs import replace
+
+from llmgw.plane import changes, idle
+from llmgw.plane.changes import BOUGHT, EFFORT, Change, applied, bad_problems, effort
+from llmgw.plane.checks import IDLE_FOREIGN, Need, refusals
+from llmgw.plane.rooms import FULL_DISK, Room, Unit, room
+from llmgw.plane.world import Node, Reason, Shard, Want, World
+from llmgw.wire.facts import Gpu, ModelName, NodeId
+
+#: What is held on a node: one change may free several of these at once.
+_HELD = frozenset({"gpus-free", "cpu-threads", "memory", "apart"})
+#: Where one of several changes may do.
+_CHOSEN = _HELD | {"disk", "gpu-health", "gpu-fabric", "gpu-foreign"}
+#: No model is scaled down by more than what another machine costs.
+_MOST_STEPS = (BOUGHT - 1) // EFFORT["gpus-free"]
+#: Checks between nodes: what one node costs says nothing of them.
+BETWEEN = frozenset({"nodes", "fabric", "rails", "nvlink", "engine-match", "evidence", "ports"})
+
+
+def at_least(reasons: Sequence[Reason], there: Room | None, model: ModelName, going: Going) -> int:
+    """What a node costs at least, from the checks that it fails."""
+    checks = {reason.check for reason in reasons} - BETWEEN
+    if there is None or "inventory" in checks:
+        return BOUGHT  # what it has is not known, so nothing can be said of it
+    total = EFFORT["labels"] * len({reason.needed for reason in reasons if reason.check == "labels"})
+    # A full disk is told as a problem of the node as well, and freed once.
+    alone = checks - _HELD - {"labels"} - ({"node-health"} if "disk" in checks else set())
+    total += sum(min(EFFORT["disk"], EFFORT[c]) if c == "node-health" else EFFORT.get(c, BOUGHT) for c in alone)
+    if held := checks & _HELD:
+        ways = [going.least(there.node.id, model)]
+        if going.leaving(there.node.id):
+            ways.append(EFFORT["wait"])
+        if held == {"memory"}:
+            ways.append(EFFORT["memory"])
+        if held == {"gpus-free"} and any((u.broken or u.apart) and not u.holder for u in there.units):
+            ways.append(EFFORT["gpu-health"])
+        total += min(ways)
+    return total
+
+
+class Going:
+    """Which replicas of a model go when it is scaled down, in the order in which they go."""
+
+    def __init__(self, world: World, now: float) -> None:
+        self._world, self._now = world, now
+        self._options: dict[ModelName, tuple[tuple[int, tuple[Shard, ...]], ...]] = {}
+        self._here: dict[NodeId, list[Shard]] = {}
+        self._replicas: dict[ModelName, dict[str, list[Shard]]] | None = None
+        for shard in world.shards.values():
+            self._here.setdefault(shard.node, []).append(shard)
+
+    def on(self, node: NodeId) -> tuple[Shard, ...]:
+        return tuple(sorted(self._here.get(node, ()), key=lambda shard: shard.id))
+
+    def leaving(self, node: NodeId) -> list[Shard]:
+        return [shard for shard in self.on(node) if shard.want is not Want.RUN]
+
+    def options(self, model: ModelName, node: NodeId) -> Iterator[tuple[int, tuple[Shard, ...]]]:
+        """How far to scale a model down so that more and more of it leaves a node, and all that goes with it."""
+        most = 0
+        for to, going in self._of(model):
+            if (here := sum(shard.node == node for shard in going)) > most:
+                most = here
+                yield to, going
+
+    def least(self, node: NodeId, but: ModelName) -> int:
+        """What it costs at least that anything of other models leaves a node."""
+        others = {shard.model for shard in self._here.get(node, ()) if shard.want is Want.RUN} - {but}
+        first = (next(self.options(model, node), None) for model in others)
+        replicas = [len({shard.replica for shard in option[1]}) for option in first if option is not None]
+        return EFFORT["gpus-free"] * min(replicas) if replicas else BOUGHT
+
+    def _of(self, model: ModelName) -> tuple[tuple[int, tuple[Shard, ...]], ...]:
+        """What goes with each step by which a model is scaled down."""
+        if model not in self._options:
+            standing = min(len(self._placed(model)), self._wanted(model))
+            steps = range(standing - 1, max(-1, standing - 1 - _MOST_STEPS), -1)
+            if standing == 1 == len(self._placed(model)):
+                # Nothing to choose, and fleets have many such models.
+                (only,) = self._placed(model).values()
+                self._options[model] = ((0, tuple(only)),)
+            else:
+                self._options[model] = tuple((to, self._leaving(model, to)) for to in steps)
+        return self._options[model]
+
+    def _wanted(self, model: ModelName) -> int:
+        known = self._world.models.get(model)
+        return 0 if known is None else idle.wanted(self._world, known, self._now)
+
+    def _placed(self, model: ModelName) -> dict[str, list[Shard]]:
+        if self._replicas is None:
+            self._replicas = {}
+            for shard in self._world.shards.values():
+                if shard.want is Want.RUN:
+                    self._replicas.setdefault(shard.model, {}).setdefault(shard.replica, []).append(shard)
+        return self._replicas.get(model, {})
+
+    def _leaving(self, model: ModelName, to: int) -> tuple[Shard, ...]:
+        """What leaves when a model is scaled to so many replicas, as the plan has it."""
+        from llmgw.plane.plan import plan  # it says in a word what is nearest, and so needs this module's neighbours
+        from llmgw.plane.steps import Drain, GiveUp, Stop
+
+        world = self._world
+        fewer = Map({model: replace(world.models[model], replicas=to)})
+        of_it = Map({shard.id: shard for members in self._placed(model).values() for shard in members})
+        alone = attrs.evolve(world, models=fewer, shards=of_it, settling_until=None)
+        steps = plan(alone, self._now).steps
+        leaving = {step.shard for step in steps if isinstance(step, Drain | Stop | GiveUp)}
+        return tuple(shard for id, shard in sorted(of_it.items()) if id in leaving)
+
+
+# One node ----------------------------------------------------------------------------------------------------
+
+
+def on_node(
+    world: World, node: Node, need: Need, model: ModelName, now: float, going: Going
+) -> Iterator[tuple[Change, ...]]:
+    """Sets of changes after which the replica should fit on this node, the least effort first."""
+    must, here = _must(only(world, node.id), node.id, need, now)
+    if must is None:
+        return
+    found: list[tuple[int, int, tuple[tuple[str, ...], ...], tuple[Change, ...]]] = []
+    for freed in _freeing(node.id, model, going):
+        rest = _rest(applied(here, freed), node.id, need, now)
+        if rest is not None:
+            answer = (*must, *freed, *rest)
+            found.append((effort(answer), len(answer), tuple(change.key for change in answer), answer))
+    for *_, answer in sorted(found, key=lambda entry: entry[:3]):
+        yield answer
+
+
+def only(world: World, node: NodeId) -> World:
+    """The world of one node, which is all that its room depends on."""
+    shards = Map({id: shard for id, shard in world.shards.items() if shard.node == node})
+    return attrs.evolve(world, nodes=Map({node: world.nodes[node]}), shards=shards)
+
+
+def _must(here: World, id: NodeId, need: Need, now: float) -> tuple[tuple[Change, ...] | None, World]:
+    """The changes without which nothing runs here, and the world after them; None where none that is known would do."""
+    found: list[Change] = []
+    while True:
+        node, shards = here.nodes[id], here.shards.values()
+        there = room(node, shards, now)
+        reason = next((r for r in refusals(there, need) if r.check not in _CHOSEN), None)
+        if reason is None:
+            return tuple(found), here
+        change = _mended(there, reason, need)
+        if change is None or change in found:
+            return None, here
+        found.append(change)
+        here = change.after(here)
+
+
+def _mended(there: Room, reason: Reason, need: Need) -> Change | None:
+    """The one change that makes a check pass which has no alternative."""
+    node = there.node
+    match reason.check:
+        case "stage":
+            return changes.bring_back(node.id)
+        case "cordon" | "drain":
+            return changes.uncordon(node)
+        case "labels":
+            name, _, value = reason.needed.partition("=")
+            return changes.label(node.id, name, value)
+        case "engine":
+            return changes.install(node.id, need.engine, need.version, reason.value)
+        case "agent":
+            return changes.upgrade(node, reason.needed)
+        case "node-health":
+            code = reason.value.partition(":")[0]
+            if code == FULL_DISK:
+                return next(_disk(there, need, sick=True), None)
+            return changes.acknowledge(node, "node", code)
+    return None
+
+
+def _freeing(node: NodeId, model: ModelName, going: Going) -> Iterator[tuple[Change, ...]]:
+    """Every way to have less on a node: what leaves is awaited, other models are scaled down, or nothing is."""
+    here = going.on(node)
+    leaving = going.leaving(node)
+    axes: list[list[tuple[Change, ...]]] = [[(), (changes.wait(leaving),)]] if leaving else []
+    for other in sorted({shard.model for shard in here if shard.want is Want.RUN and shard.model != model}):
+        steps = [(changes.scale(other, to, gone),) for to, gone in going.options(other, node)]
+        axes.append([(), *steps])
+    for combination in itertools.islice(itertools.product(*axes), 4096):
+        chosen = tuple(change for part in combination for change in part)
+        if effort(chosen) < BOUGHT:
+            yield chosen
+
+
+def _rest(here: World, id: NodeId, need: Need, now: float) -> tuple[Change, ...] | None:
+    """What else it takes when nothing more is stopped; None when that is not enough."""
+    resources, shards = need.resources, tuple(here.shards.values())
+    there = room(here.nodes[id], shards, now)
+    found: list[Change] = []
+    if resources.cpu_threads > there.threads_free:
+        return None
+    if resources.memory_bytes > there.memory_free:
+        promised = there.memory_bytes - sum(shard.spec.resources.memory_bytes for shard in shards)
+        if resources.memory_bytes > promised:
+            return None
+        value, wanted = _gib(max(0, there.memory_free)), _gib(resources.memory_bytes)
+        found.append(changes.free_memory(there.node, value, wanted))
+    if resources.disk_bytes and need.source not in there.weights:
+        if there.disk_free is None:
+            return None
+        if resources.disk_bytes > there.disk_free:
+            freed = tuple(_disk(there, need))
+            if not freed:
+                return None
+            found += freed
+    if not resources.gpus:
+        return tuple(found)
+    units = _gpus(there, need)
+    return None if units is None else (*found, *units)
+
+
+def _disk(there: Room, need: Need, *, sick: bool = False) -> Iterator[Change]:
+    """Room for the weights, where the disk is large enough for them beside what was promised to others."""
+    facts = there.node.facts
+    disk = next((d for d in facts.host.disks if d.purpose == "weights"), None) if facts is not None else None
+    if disk is None or there.disk_free is None:
+        return
+    promised = disk.free_bytes - there.disk_free
+    wanted = need.resources.disk_bytes + promised
+    if wanted > disk.total_bytes > 0:
+        return
+    value = _gib(max(0, there.disk_free))
+    yield changes.free_disk(there.node, wanted, value, _gib(need.resources.disk_bytes) if not sick else "more")
+
+
+def _gpus(there: Room, need: Need) -> tuple[Change, ...] | None:
+    """The least that makes enough GPUs usable; None when too few could ever be."""
+    facts, wanted = there.node.facts, need.resources.gpus
+    assert facts is not None
+    found: list[tuple[Change, ...]] = []
+    fabric = changes.mend_fabric(there.node.id, next((u.apart or u.broken for u in there.units if _waits(u)), ""))
+    for mended in (False, True):
+        costs = sorted(
+            (
+                (effort(parts), at, parts)
+                for at, unit in enumerate(there.units)
+                if (parts := _unit(there, unit, need, mended=mended)) is not None
+            ),
+            key=lambda entry: entry[:2],
+        )
+        if len(costs) >= wanted:
+            chosen = [change for _, _, parts in costs[:wanted] for change in parts]
+            found.append(tuple(dict.fromkeys([fabric, *chosen] if mended else chosen)))
+    return min(found, key=lambda parts: (effort(parts), len(parts)), default=None)
+
+
+def _waits(unit: Unit) -> bool:
+    return "fabric" in unit.apart or unit.broken.startswith("its fabric")
+
+
+def _unit(there: Room, unit: Unit, need: Need, *, mended: bool) -> tuple[Change, ...] | None:
+    """What makes one GPU usable; None when nothing here does. `mended`: its node's NVLink fabric is up."""
+    resources, node = need.resources, there.node
+    if unit.holder:
+        return None
+    if (wants := resources.compute_capability) is not None and (unit.capability is None or unit.capability < wants):
+        return None
+    if resources.gpu_memory_bytes and (unit.memory_bytes or 0) < resources.gpu_memory_bytes:
+        return None
+    found: list[Change] = []
+    gpu = _gpu_of(node, unit.uuid)
+    if gpu.unreadable:
+        found.append(changes.mend_gpu(node.id, gpu))
+    for subject in dict.fromkeys((f"gpu:{gpu.uuid}", f"gpu:{unit.uuid}")):
+        found += [changes.acknowledge(node, subject, code) for code in bad_problems(node, subject)]
+    down = gpu.fabric is not None and (gpu.fabric.state == "not-started" or (resources.gpus > 1 and bool(unit.apart)))
+    if down and not mended:
+        return None
+    if resources.gpus > 1 and gpu.mig_enabled:
+        return None
+    crowded = (
+        unit.offered_bytes is None or unit.offered_bytes < resources.gpu_memory_bytes
+        if resources.gpu_memory_bytes
+        else unit.foreign_bytes > IDLE_FOREIGN
+    )
+    if crowded:
+        found.append(changes.stop_foreign(node, unit.uuid, f"{_gib(unit.foreign_bytes)} in use by others"))
+    return tuple(found)
+
+
+def _gpu_of(node: Node, uuid: str) -> Gpu:
+    assert node.facts is not None
+    return next(gpu for gpu in node.facts.gpus if gpu.uuid == uuid or any(mig.uuid == uuid for mig in gpu.mig_devices))
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
