@@ -44,6 +44,7 @@ from llmgw.node.stream import Beats, Duties, PlaneStream
 from llmgw.node.survey import Survey
 from llmgw.node.weights.cache import Cache
 from llmgw.node.weights.peers import Peers
+from llmgw.node.weights.revoked import Revocations
 from llmgw.node.weights.sharing import Orders, Sharing
 from llmgw.node.weights.whence import Whence
 from llmgw.process import give_back
@@ -57,6 +58,7 @@ from llmgw.wire.control import (
     LogsReply,
     LogsRequest,
     Provision,
+    Revoked,
     StartShard,
     StopShard,
 )
@@ -126,6 +128,7 @@ class Node:
     managers: ManagerWatch
     weights: Cache
     sharing: Sharing
+    revoked: Revocations
     answers: Answers
     newest: list[Register]
     looked: trio.Event = attrs.field(factory=trio.Event)
@@ -176,7 +179,7 @@ class Node:
     def _news(self) -> AsyncIterator[int]:
         return self.survey.news.values()
 
-    def command(self, order: StartShard | StopShard | DrainShard | Provision | FetchWeights) -> None:
+    def command(self, order: StartShard | StopShard | DrainShard | Provision | FetchWeights | Revoked) -> None:
         match order:
             case StartShard():
                 self.weights.told(order.spec.source, _whence(order))
@@ -190,6 +193,8 @@ class Node:
             case FetchWeights():
                 self.weights.told(order.source, _whence(order))
                 self.weights.ahead(order)
+            case Revoked():
+                self.revoked.take(order.serials)
 
     # --- the daemon's tasks ----------------------------------------------------------------------------
 
@@ -344,6 +349,7 @@ def assemble(settings: NodeSettings) -> Node:
         managers=managers,
         weights=weights,
         sharing=Sharing(directory, Orders.of(settings) if settings.share and not settings.insecure else None),
+        revoked=Revocations(directory),
         answers={
             LogsRequest: answer_logs,
             DoctorRequest: answer_doctor,

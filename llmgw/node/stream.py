@@ -32,6 +32,7 @@ from llmgw.wire.control import (
     Registered,
     Renewed,
     Request,
+    Revoked,
     StartShard,
     StopShard,
     Withdraw,
@@ -74,7 +75,7 @@ class Duties:
     beats: Callable[[Register], Beats]
     hardware: Callable[[], AsyncIterator[int]]  # yields once now, then after each change of hardware
     changes: Callable[[], AbstractContextManager[Changes]]
-    command: Callable[[StartShard | StopShard | DrainShard | Provision | FetchWeights], None]
+    command: Callable[[StartShard | StopShard | DrainShard | Provision | FetchWeights | Revoked], None]
     obey: Callable[[Registered], None]  # raises Outdated for a plane of an older epoch
     renewals: Callable[[Callable[[Renew], None], trio.MemoryReceiveChannel[Renewed]], Awaitable[None]] | None
     answers: Answers
@@ -265,7 +266,7 @@ class PlaneStream:
             case Withdraw(request_id=number):
                 self._asked.discard(number)  # it may not have begun
                 self._requests.end(number, "withdrawn")
-            case StartShard() | StopShard() | DrainShard() | Provision() | FetchWeights():
+            case StartShard() | StopShard() | DrainShard() | Provision() | FetchWeights() | Revoked():
                 self._duties.command(message)
             case Registered():
                 self._duties.obey(message)

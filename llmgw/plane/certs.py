@@ -81,6 +81,17 @@ class Authority:
         live = [found for found in self._of(node) if self._lives(found)]
         return max(live, key=lambda found: found.issued, default=None)
 
+    def revoked(self) -> tuple[str, ...]:
+        """Serials of nodes' certificates that were revoked and have not expired: what nodes must hear of each other."""
+        now = self._wall()
+        return tuple(
+            sorted(
+                found.serial
+                for found in self._known.values()
+                if found.revoked_at is not None and found.role == Role.NODE and now <= found.not_after
+            )
+        )
+
     def refused(self, peer: Peer) -> str:
         """Why the holder of this (verified) certificate is refused; "" when it is welcome."""
         found = self._known.get(peer.serial)

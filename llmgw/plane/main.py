@@ -41,6 +41,7 @@ from llmgw.plane.gateway.serve import serve
 from llmgw.plane.joining import answer_join, refuse_join
 from llmgw.plane.listen import Leading, Listener, Standby
 from llmgw.plane.own import Own, load_ca, machine_hosts
+from llmgw.plane.revoked import tell_revoked
 from llmgw.plane.settings import PlaneSettings
 from llmgw.plane.store import Store
 from llmgw.plane.store.sqlite import SqliteStore
@@ -301,6 +302,7 @@ async def _start(plane: Plane, listeners: _Listeners, nursery: trio.Nursery) -> 
     nursery.start_soon(plane.end_drains)
     nursery.start_soon(plane.counts.run)
     nursery.start_soon(tell_demand, plane.demand, plane.fleet.asked)
+    nursery.start_soon(tell_revoked, plane.authority.revoked, lambda: plane.fleet.world.value, plane.hub)
     nursery.start_soon(plane.fabrics.run)
     await nursery.start(serve_routes, settings.directory, plane.routes, plane.in_flight, plane.fleet.asked)
     if plane.own is not None:

@@ -141,6 +141,15 @@ class FetchWeights(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="f
     refresh: bool = False
 
 
+class Revoked(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="revoked"):
+    """Serials of nodes' certificates that are honoured no more before they expire: all there are.
+
+    Nodes look at each other's certificates only where they give each other weights.
+    """
+
+    serials: tuple[str, ...] = ()
+
+
 # --- requests ----------------------------------------------------------------------------------------
 
 
@@ -363,6 +372,7 @@ ControlMessage = (
     | StopShard
     | DrainShard
     | FetchWeights
+    | Revoked
     | JoinHello
     | Requests
 )

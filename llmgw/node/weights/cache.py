@@ -194,7 +194,7 @@ class Cache:
         async with locked(self._root, found.folder, lambda: None):
             await trio.to_thread.run_sync(swap)
         log.info("a branch has moved on, and so have its weights", source=source, revision=newest.revision)
-        for name in (source, commit, pinned(source, held.revision)):
+        for name in (commit, pinned(source, held.revision), source):
             await self._look_again(name, None)
 
     def _join(self, source: str, bytes_per_second: int | None) -> _Shared:

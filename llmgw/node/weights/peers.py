@@ -25,6 +25,7 @@ from llmgw.errors import LlmgwError
 from llmgw.node.identity import CA, Identity
 from llmgw.node.weights.errors import FetchFailed
 from llmgw.node.weights.manifest import Manifest, sound
+from llmgw.node.weights.revoked import Revocations
 from llmgw.node.weights.share import ASK_AGAIN, ROOM, Busy
 from llmgw.node.weights.whence import Answer, Fetches, Has, Nothing, Seen, Whence, judged, watched
 from llmgw.pki import Role
@@ -54,14 +55,17 @@ class Peers:
         """For peers only: it shows our certificate and takes nothing but a node's. Raises LlmgwError."""
         context = Identity.load(self.directory).context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        ca = pki.read_certificate((self.directory / CA).read_bytes(), "the fleet's CA")
+        ca, revoked = pki.read_certificate((self.directory / CA).read_bytes(), "the fleet's CA"), self._revoked()
 
         async def judge(response: httpx.Response) -> None:
-            _node(response, ca)
+            _node(response, ca, revoked)
 
         return httpx.AsyncClient(
             verify=context, timeout=_TIMEOUT, trust_env=False, event_hooks={"request": [], "response": [judge]}
         )
+
+    def _revoked(self) -> Revocations:
+        return Revocations(self.directory)
 
     async def holding(
         self,
@@ -120,7 +124,7 @@ class Peers:
         try:
             answer = await client.get(f"{base}/weights", params={"source": source})
             ca = pki.read_certificate((self.directory / CA).read_bytes(), "the fleet's CA")
-            node = _node(answer, ca).name
+            node = _node(answer, ca, self._revoked()).name
             if answer.status_code == 503:
                 state = msgspec.json.decode(answer.content or b"{}", type=Busy)
                 return Fetches(node, state.moving, state.done)
@@ -137,13 +141,16 @@ def base_of(address: Listen) -> str:
     return f"https://{address}"
 
 
-def _node(response: httpx.Response, ca: x509.Certificate) -> pki.Peer:
-    """Which node answers. Raises FetchFailed for whoever is none of this fleet."""
+def _node(response: httpx.Response, ca: x509.Certificate, revoked: Revocations) -> pki.Peer:
+    """Which node answers. Raises FetchFailed for whoever is none of this fleet, or none any more."""
     tls = response.extensions["network_stream"].get_extra_info("ssl_object")
     shown = tls.getpeercert(binary_form=True) if tls is not None else None
     if shown is None:
         raise FetchFailed(f"{response.url.host} shows no certificate")
     try:
-        return pki.verify(x509.load_der_x509_certificate(shown), ca, now=time.time(), role=Role.NODE)
+        peer = pki.verify(x509.load_der_x509_certificate(shown), ca, now=time.time(), role=Role.NODE)
     except (LlmgwError, ValueError) as error:
         raise FetchFailed(f"{response.url.host} is no node of this fleet: {error}") from None
+    if peer.serial in revoked:
+        raise FetchFailed(f"{response.url.host} shows a certificate of {peer.name} that was revoked")
+    return peer

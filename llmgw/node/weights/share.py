@@ -38,9 +38,10 @@ from llmgw.node.weights.errors import FetchFailed
 from llmgw.node.weights.lock import held
 from llmgw.node.weights.manifest import Manifest, Manifests
 from llmgw.node.weights.pace import Pace
+from llmgw.node.weights.revoked import Revocations
 from llmgw.node.weights.sharing import Orders, announced
 from llmgw.node.weights.source import parse, pinned, safe
-from llmgw.pki import Role
+from llmgw.pki import Peer, Role
 from llmgw.tls import ServerTls, explain, peer_of
 from llmgw.tlsstream import TlsStream
 
@@ -75,6 +76,7 @@ class Share:
         self._root = root
         self._manifests = Manifests(root)
         self._tls = ServerTls(identity / CA, identity / IDENTITY, clients=ssl.CERT_REQUIRED)
+        self._revoked = Revocations(identity)
         self._pace = pace
         self._at_once = at_once
         self._connections = 0
@@ -100,7 +102,7 @@ class Share:
                 if peer is None or peer.role != Role.NODE:
                     log.warning("only nodes may have weights", peer=peer.name if peer else "nobody")
                     return
-                await self._converse(tls, peer.name)
+                await self._converse(tls, peer)
             finally:
                 await trio.aclose_forcefully(tls)
         except trio.TooSlowError:
@@ -113,12 +115,16 @@ class Share:
         finally:
             self._connections -= 1
 
-    async def _converse(self, stream: TlsStream, peer: str) -> None:
-        """One request after the other, until the peer has no more."""
+    async def _converse(self, stream: TlsStream, who: Peer) -> None:
+        """One request after the other, until the peer has no more or is no peer any more."""
+        peer = who.name
         while True:
             with trio.fail_after(_IDLE):
                 asked = await _next_request(stream)
             if asked is None:
+                return
+            if who.serial in self._revoked:
+                log.warning("this node's certificate was revoked: it gets no weights", peer=peer)
                 return
             method, target, offset = asked
             split = urlsplit(target)

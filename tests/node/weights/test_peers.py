@@ -24,6 +24,7 @@ from llmgw.node.weights.layout import prepare
 from llmgw.node.weights.lock import Note, locked
 from llmgw.node.weights.pace import Pace
 from llmgw.node.weights.peers import Peers
+from llmgw.node.weights.revoked import Revocations
 from llmgw.node.weights.share import Share
 from llmgw.node.weights.whence import Whence
 from llmgw.pki import Role
@@ -209,6 +210,24 @@ async def test_nothing_is_taken_from_whoever_is_no_node_of_the_fleet(fleet: Flee
         async with client:
             with pytest.raises(FetchFailed, match="is no node of this fleet"):
                 await client.get(f"https://{address}/weights", params={"source": SOURCE})
+        hub.asked.clear()
+        await bring(second, hub, address)
+    assert len(hub.bodies) == 3
+
+
+async def test_a_revoked_node_is_given_nothing_and_nothing_is_taken_from_it(fleet: Fleet, hub: Hub) -> None:
+    first, second = fleet.node("n1"), fleet.node("n2")
+    await bring(first, hub)
+    async with sharing(first) as address, Peers((), second).client() as client:
+        url = f"https://{address}/weights"
+        assert (await client.get(url, params={"source": SOURCE})).status_code == 200
+        Revocations(first).take([Identity.load(second).peer.serial])
+        with pytest.raises(httpx.TransportError):  # over the connection that is open, too
+            await client.get(url, params={"source": SOURCE})
+        Revocations(first).take([])
+        Revocations(second).take([Identity.load(first).peer.serial])
+        with pytest.raises(FetchFailed, match="that was revoked"):
+            await client.get(url, params={"source": SOURCE})
         hub.asked.clear()
         await bring(second, hub, address)
     assert len(hub.bodies) == 3
