@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from llmgw.plane.checks import SILENT_INSTALLS, fetched
-from llmgw.plane.gang import Replica, replicas, size
+from llmgw.plane.gang import Replica, member_id, replica_of, replicas, size
 from llmgw.plane.rooms import weights_of
 from llmgw.plane.world import Shard, Stage, Want, World
 from llmgw.wire.control import DrainShard, FetchWeights, Provision, StartShard, StopShard
@@ -109,10 +109,10 @@ def _of_several(world: World, replica: Replica, shard: Shard) -> Command | None:
     leads = shard.rank == 0
     match shard.want:
         case Want.RUN if replica.runs and not replica.broken:
-            if _heard(shard):
+            if _heard(shard) or _in_the_way(world, replica, shard):
                 return None
             if not leads:
-                return None if _older_leader(world, replica) else _start(shard)
+                return _start(shard)
             if replica.sound and all(member.state is ShardState.READY for member in replica.members[1:]):
                 return _start(shard)
             return _fetch(world, shard)
@@ -149,12 +149,16 @@ def _stop(shard: Shard, why: str) -> StopShard | None:
     return StopShard(shard=shard.id, generation=shard.generation, why=why)
 
 
-def _older_leader(world: World, replica: Replica) -> bool:
-    """Whether a leader of an older generation still runs where it can be told to stop: followers wait for its end."""
-    leader = replica.leader
+def _in_the_way(world: World, replica: Replica, shard: Shard) -> bool:
+    """Whether something of an older generation must end first where it can be told to: the leader, wherever it is, and
+    any other member on this node, whose memory this one is to have."""
+    leader = member_id(replica.id, 0)
     return any(
-        key[1] == leader.id and stray.status.generation < leader.generation and _hears(world, key[0])
-        for key, stray in world.strays.items()
+        id != shard.id
+        and stray.status.generation < shard.generation
+        and (id == leader or (node == shard.node and replica_of(id) == replica.id))
+        and _hears(world, node)
+        for (node, id), stray in world.strays.items()
     )
 
 

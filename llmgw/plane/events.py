@@ -37,6 +37,8 @@ WARNINGS = frozenset(
         "model-unplaced",
         "node-lost",
         "node-unreachable",
+        "replica-overdue",
+        "rollout-paused",
         "shard-failed",
         "shard-stray",
         "sm-equal-priority",

@@ -52,6 +52,7 @@ class Rooms:
         self._shapes: dict[str, Weights] = {}
         self._wholes: dict[Need, Need] = {}
         self._held: dict[NodeId, dict[ShardId, Shard]] = {}
+        self._leaving: dict[NodeId, dict[ShardId, Shard]] = {}
         self._replicas: dict[ModelName, dict[NodeId, int]] = {}
         for shard in world.shards.values():
             self._count(shard, 1)
@@ -75,19 +76,24 @@ class Rooms:
         held = self._held.get(node, {})
         if without is not None and without in held:
             rest = [shard for id, shard in held.items() if id != without]
-            return room(known, rest, self._now, leaving=held[without])
+            return room(known, rest, self._now, leaving=[held[without]])
         found = self._rooms.get(node)
         if found is None:
-            found = self._rooms[node] = room(known, held.values(), self._now)
+            leaving = self._leaving.get(node, {}).values()
+            found = self._rooms[node] = room(known, held.values(), self._now, leaving=leaving)
         return found
 
     def hold(self, shard: Shard) -> None:
         """The shard is placed: its node has so much less to give."""
+        self._leaving.get(shard.node, {}).pop(shard.id, None)
         self._held.setdefault(shard.node, {})[shard.id] = shard
         self._count(shard, 1)
         self._touch(shard.node)
 
-    def release(self, shard: Shard) -> None:
+    def release(self, shard: Shard, *, leaving: bool = False) -> None:
+        """The shard is there no more. `leaving`: what its processes still hold is given back before another starts."""
+        if leaving:
+            self._leaving.setdefault(shard.node, {})[shard.id] = shard
         if self._held.get(shard.node, {}).pop(shard.id, None) is not None:
             self._count(shard, -1)
             self._touch(shard.node)

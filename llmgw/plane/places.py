@@ -76,7 +76,7 @@ class Places:
         if not replica.gang:
             return _whole(self.rooms.choose(need, model.name, avoid=avoid), need)
         for member in replica.members:
-            self.rooms.release(member)
+            self.rooms.release(member, leaving=True)
         choice = _whole(self.rooms.choose(need, model.name, avoid=avoid), need)
         for member in replica.members:
             self.rooms.hold(member)

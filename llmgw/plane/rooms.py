@@ -73,13 +73,13 @@ def weights_of(node: Node) -> frozenset[str]:
     return frozenset(w.source for w in node.facts.weights if w.complete and not w.error)
 
 
-def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None = None) -> Room:
+def room(node: Node, shards: Iterable[Shard], now: float, leaving: Iterable[Shard] = ()) -> Room:
     """What `node` has to give beside `shards`, which are all those placed on it.
 
-    `leaving` is a shard that gives back what it holds: what is still measured as its own is not foreign.
+    `leaving` are shards that give back what they hold: what is still measured as their own is not foreign.
     """
     facts = node.facts
-    held = tuple(shards)
+    held, leaving = tuple(shards), tuple(leaving)
     heard_age = None if node.heard_at is None else max(0.0, now - node.heard_at)
     if facts is None:
         return Room(node, (), 0, 0, 0, 0, None, frozenset(), labels_of(node), heard_age=heard_age)
@@ -93,6 +93,9 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Shard | None 
         for shard in held:
             load = node.shard_loads.get(shard.id)
             growth += max(0, shard.spec.resources.memory_bytes - (load.rss_bytes if load else 0))
+        for shard in leaving:
+            load = node.shard_loads.get(shard.id)
+            growth -= load.rss_bytes if load else 0
         memory_free = min(memory_free, node.load.memory_available_bytes - growth)
     disk = next((d.free_bytes for d in facts.host.disks if d.purpose == "weights"), None)
     if disk is not None:
@@ -143,13 +146,13 @@ def _minded_by(code: str) -> str:
     return "gpus" if code.startswith(_ABOUT_GPUS) else "all"
 
 
-def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: Shard | None) -> tuple[Unit, ...]:
+def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: tuple[Shard, ...]) -> tuple[Unit, ...]:
     assert node.facts is not None
     if not node.facts.gpus:
         return ()
     holders = {uuid: str(shard.id) for shard in held for uuid in shard.spec.gpus}
-    ours = {shard.id for shard in held} | ({leaving.id} if leaving is not None else set())
-    known = holders.keys() | set(leaving.spec.gpus if leaving is not None else ())
+    ours = {shard.id for shard in (*held, *leaving)}
+    known = holders.keys() | {uuid for shard in leaving for uuid in shard.spec.gpus}
     foreign: dict[str, int] = {}
     own: dict[str, int] = {}
     for process in node.gpu_processes:

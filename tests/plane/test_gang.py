@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import attrs
 import pytest
+import trio
+import trio.testing
 from immutables import Map
 from msgspec.structs import replace
 
@@ -17,11 +19,14 @@ from llmgw.plane.plan import plan
 from llmgw.plane.steps import Start, Stop
 from llmgw.plane.store.records import Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Stage, Want, World
-from llmgw.wire.agent import Heartbeat
-from llmgw.wire.control import DrainShard, FetchWeights, StartShard, StopShard
-from llmgw.wire.facts import NodeId, ShardId, ShardState, Weights
+from llmgw.wire.agent import Heartbeat, Register
+from llmgw.wire.control import ControlMessage, DrainShard, FetchWeights, StartShard, StopShard
+from llmgw.wire.facts import GpuLoad, GpuProcess, NodeId, ShardId, ShardState, Weights
+from tests.plane.test_fleet import Agent, plane
 from tests.plane.test_plan import change, stage, wanted, words
-from tests.plane.worlds import CLOCK, hear, model, profile, ready, register, settle, status, where, world
+from tests.plane.worlds import CLOCK, GIB, hear, model, profile, ready, register, settle, status, where, world
+
+Clock = trio.testing.MockClock
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -271,6 +276,30 @@ def test_a_lost_nodes_replica_moves_as_a_whole_and_keeps_the_nodes_that_are_left
     assert told(back) == ["n2 stop tiny-0-1 g1", "n3 start tiny-0-1 g2"]
 
 
+def test_what_a_replica_itself_holds_of_a_gpu_does_not_keep_it_away_when_it_moves() -> None:
+    here = replace(profile(gpus=1, nodes=2), network="tcp", engine="vllm")
+    nodes = [register(name, gpu=1, engine_ports=(20_000, 20_999)) for name in ("n1", "n2", "n3")]
+    before = ready(settle(world(*nodes, models=[model(of=here)]))[0])
+    assert where(before) == {"tiny-0-0": "n1", "tiny-0-1": "n2"}
+    used = GpuLoad("GPU-n1-0", 70 * GIB)
+    process = GpuProcess("GPU-n1-0", 42, "vllm", 70 * GIB, "tiny-0-0")
+    before = hear(before, "n1", Heartbeat(gpus=(used,), gpu_processes=(process,)), 1.0)
+    after, _ = settle(stage(before, "n2", Stage.LOST), 100.0)
+    assert where(after) == {"tiny-0-0": "n1", "tiny-0-1": "n3"}
+    foreign = hear(before, "n1", Heartbeat(gpu_processes=(replace(process, shard=""),)), 1.0)
+    assert settle(stage(foreign, "n2", Stage.LOST), 100.0)[1] == ()
+
+
+def test_a_member_waits_for_another_of_its_replica_that_still_ends_on_its_node() -> None:
+    here = serving("n1", "n2", "n3", "n4", of=gang(3))
+    here, _ = settle(stage(here, "n2", Stage.LOST), 100.0)
+    assert where(here) == {"tiny-0-0": "n1", "tiny-0-1": "n3", "tiny-0-2": "n4"}
+    here = hear(here, "n1", status("tiny-0-0", 1, ShardState.STOPPED), 101.0)
+    assert told(here) == ["n3 stop tiny-0-2 g1", "n4 start tiny-0-2 g2"]
+    here = hear(here, "n3", status("tiny-0-2", 1, ShardState.STOPPED), 102.0)
+    assert told(here) == ["n3 start tiny-0-1 g2", "n4 start tiny-0-2 g2"]
+
+
 def test_a_lost_nodes_replica_without_another_place_waits_for_the_node() -> None:
     here = stage(serving("n1", "n2"), "n2", Stage.LOST)
     assert settle(here, 100.0)[1] == ()
@@ -501,3 +530,63 @@ def test_an_unsound_replicas_stop_is_told_to_every_member() -> None:
     here, steps = settle(here, 5.0)
     assert all(isinstance(step, Stop) for step in steps)
     assert told(here) == ["n1 stop tiny-0-0 g1"]  # and then the others
+
+
+class Member(Agent):
+    """A node that may run members of replicas of several nodes."""
+
+    def register(self) -> Register:
+        return replace(super().register(), engine_ports=(20_000, 20_999))
+
+
+SEVERAL = """
+[[models]]
+name = "tiny"
+engine = "llamacpp"
+source = "/models/tiny.gguf"
+nodes = 3
+network = "tcp"
+resources = { cpu_threads = 1 }
+"""
+
+
+async def test_a_fleet_starts_restarts_moves_and_stops_a_replica_as_one(autojump_clock: Clock) -> None:
+    async with plane() as p:
+        order: list[str] = []
+
+        def note(node: NodeId, command: ControlMessage) -> None:
+            if isinstance(command, StartShard | StopShard):
+                order.append(f"{type(command).__name__} {command.shard} {command.generation}")
+
+        p.hub.before = note
+        agents: dict[str, Member] = {}
+        for number, name in enumerate(NODES, 1):
+            agents[name] = p.hub.agents[name] = Member(p.fleet, name)
+            agents[name].connect(number)
+            p.nursery.start_soon(agents[name].beat)
+        await p.fleet.apply(SEVERAL)
+        await trio.sleep(2)
+        assert p.where() == {"tiny-0-0": ("n1", 1), "tiny-0-1": ("n2", 1), "tiny-0-2": ("n3", 1)}
+        assert order == ["StartShard tiny-0-1 1", "StartShard tiny-0-2 1", "StartShard tiny-0-0 1"]
+
+        order.clear()
+        agents["n3"].report("tiny-0-2", ShardState.FAILED, cause="killed")
+        await trio.sleep(2)
+        assert [said for said in order if "-0 " in said] == ["StopShard tiny-0-0 1", "StartShard tiny-0-0 2"]
+        assert order[0] == "StopShard tiny-0-0 1"
+        assert order[-1] == "StartShard tiny-0-0 2"
+
+        agents["n2"].silent = True
+        await trio.sleep(200)
+        assert p.where() == {"tiny-0-0": ("n1", 3), "tiny-0-1": ("n3", 3), "tiny-0-2": ("n4", 3)}
+        for command in agents["n2"].connect(9):
+            agents["n2"].obey(command)
+        await trio.sleep(2)
+        assert agents["n2"].runs == {"tiny-0-1": (2, ShardState.STOPPED)}
+        assert len(routes_of(p.fleet.world.value).models["tiny"].endpoints) == 1
+
+        order.clear()
+        await p.fleet.apply("")
+        await trio.sleep(60)
+        assert order == ["StopShard tiny-0-0 3", "StopShard tiny-0-1 3", "StopShard tiny-0-2 3"]
+        assert len(p.fleet.world.value.shards) == 0

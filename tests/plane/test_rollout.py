@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import attrs
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.errors import Conflict, NotFound
+from llmgw.plane.gateway.route import routes_of
 from llmgw.plane.plan import plan
 from llmgw.plane.rollout import KEPT, Rollout, Rollouts, after_change, of_revision, rolled_back, rollout_of
 from llmgw.plane.store.records import Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Stage, Want, World
+from llmgw.wire.control import ControlMessage, StartShard
 from llmgw.wire.facts import ModelName, ShardId, ShardState
+from tests.plane.test_fleet import TINY as APPLIED
+from tests.plane.test_fleet import Agent, Plane, plane
 from tests.plane.test_gang import gang, says
 from tests.plane.test_plan import change, stage, wanted, words
 from tests.plane.worlds import CLOCK, hear, model, profile, ready, register, settle, status, world
@@ -362,3 +368,40 @@ def test_an_older_revision_is_known_while_it_is_in_the_history() -> None:
     old, new = of_revision(here, 1), of_revision(here, 2)
     assert (old and old.profile.args, new and new.profile.args) == (("--old",), ("--new",))
     assert of_revision(here, 7) is None
+
+
+class Picky(Agent):
+    """A node on which no engine knows --new."""
+
+    def obey(self, command: ControlMessage) -> None:
+        Agent.obey(self, command)
+        if isinstance(command, StartShard) and "--new" in command.spec.args:
+            self.report(command.shard, ShardState.FAILED, cause="it does not know --new")
+
+
+async def test_a_fleet_whose_new_profile_fails_serves_on_says_so_once_and_rolls_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def serving(p: Plane) -> list[str]:
+        return [endpoint.replica for endpoint in routes_of(p.fleet.world.value).models["tiny"].endpoints]
+
+    async with plane() as p:
+        for number, name in enumerate(("n1", "n2", "n3"), 1):
+            agent = p.hub.agents[name] = Picky(p.fleet, name)
+            agent.connect(number)
+            p.nursery.start_soon(agent.beat)
+        await p.fleet.apply(APPLIED)
+        await trio.sleep(2)
+        assert serving(p) == ["tiny-0", "tiny-1"]
+        await p.fleet.apply(APPLIED + 'args = ["--new"]\n')
+        await trio.sleep(300)
+        assert serving(p) == ["tiny-0", "tiny-1"]
+        assert p.kinds().count("rollout-paused") == 1
+        placed = [event.text for event in p.fleet.events.after(0) if event.kind == "shard-placed"]
+        assert not [text for text in placed if "tiny-3" in text]
+        await p.fleet.apply(APPLIED)
+        await trio.sleep(60)
+        assert serving(p) == ["tiny-0", "tiny-1"]
+        assert p.where() == {"tiny-0-0": ("n1", 1), "tiny-1-0": ("n2", 1)}
+        assert {shard.revision for shard in p.fleet.world.value.shards.values()} == {1}
+        assert "rollout-done" in p.kinds()
