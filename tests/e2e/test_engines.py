@@ -16,6 +16,7 @@ import trio
 from llmgw.demo.processes import call
 from llmgw.tinymodel import write_tiny
 from tests.e2e.rig import QUICK, Rig, rig
+from tests.e2e.test_health import MOST_MEMORY, memory
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -132,6 +133,9 @@ async def test_an_engine_of_the_settings_is_installed_serves_is_replaced_and_com
         "llmgw", "ctl", "--dir", str(fleet.directory), "logs", "n1", f"install:llamacpp-{OLD}", env=fleet.env
     )
     assert "Successfully installed" in log
+
+    # Installers are children: what they take of memory is not the agent's.
+    assert memory(fleet.nodes["n1"].pid) < MOST_MEMORY
 
     # Another version in the settings alone: installed everywhere, and no running engine is disturbed by it.
     (running,) = fleet.engines()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from llmgw.node.engines.causes import Cause, Row, search
+from llmgw.node.installs.packages import canonical
 
 #: The first row that matches wins: causes before their consequences.
 ROWS = (
@@ -77,7 +79,7 @@ ROWS = (
         "no-version",
         r"No matching distribution found|from versions: |there is no version of|no versions of|was not found in the"
         r"|not found in the package registry|No solution found|requirements are unsatisfiable",
-        "the index has no such version",
+        "the index has no such version for this platform and Python",
         "look at the version in [engines] and at the index",
     ),
     Row.of(
@@ -96,15 +98,41 @@ ROWS = (
 
 #: What another try a minute later will not mend.
 LASTING = frozenset(
-    {"no-venv", "no-python", "python-too-old", "other-platform", "no-version", "conflict", "permission"}
+    {
+        "no-venv",
+        "no-python",
+        "python-too-old",
+        "other-platform",
+        "no-version",
+        "no-requirement",
+        "conflict",
+        "permission",
+    }
 )
 
 
-def probable(lines: Sequence[str], version: str = "") -> Cause | None:
-    """The probable cause of a failed installation of this version."""
-    return search(ROWS, [line for line in lines if not _beside_the_point(line, version)])
+#: What was looked for in vain: the package and the rest of the requirement.
+_NOT_FOUND = re.compile(
+    r"No matching distribution found for (?P<pip>[\w.-]+)"
+    r"|there (?:is|are) no versions? of (?P<version>[\w.-]+)"
+    r"|[Bb]ecause (?P<nothing>[\w.-]+) was not found in"
+)
+
+
+def probable(lines: Sequence[str], package: str = "", version: str = "") -> Cause | None:
+    """The probable cause of a failed installation of this version of a package."""
+    cause = search(ROWS, [line for line in lines if not _beside_the_point(line, version)])
+    if cause is None or cause.code != "no-version" or not package:
+        return cause
+    missing = [name for line in lines if (found := _NOT_FOUND.search(line)) for name in found.groups() if name]
+    if not missing or canonical(missing[0]) == canonical(package):
+        return cause
+    text = f"one of its requirements, {missing[0]}, is not in the index for this platform and Python"
+    return Cause("no-requirement", text, "see the log; extra_index in [packages] may name where it is", cause.line)
 
 
 def _beside_the_point(line: str, version: str) -> bool:
     # pip lists every version that is too new or too old for this Python, whether or not it was asked for.
-    return bool(version) and "Ignored the following" in line and f" {version} Requires-Python" not in line
+    ignored = bool(version) and "Ignored the following" in line and f" {version} Requires-Python" not in line
+    # A connection that came about at a later try is no cause.
+    return ignored or ("Retrying (Retry(total=" in line and "(Retry(total=0" not in line)

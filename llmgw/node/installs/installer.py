@@ -161,13 +161,15 @@ async def _step(
 def _failure(step: Step, source: Source, output: Path, begun: int, status: int | None) -> InstallFailed:
     data = _since(output, begun)
     lines = [redact(line) for line in clean(data)]
-    cause = probable(lines, source.version)
+    cause = probable(lines, source.package, source.version)
     said = " / ".join(_cut(redact(line)) for line in last(data, 2))
     if cause is None:
         ended = "was ended" if status is None else str(Ended(status) if status >= 0 else Ended(signal=-status))
         return InstallFailed("failed", f"{step.argv[0]} {ended}, saying {said!r}", remedy="see its log")
     words = f"{source.requirement}: {cause.text}"
-    return InstallFailed(cause.code, f"{words} ({_cut(cause.line)})", remedy=cause.remedy)
+    return InstallFailed(
+        cause.code, f"{words} ({_cut(cause.line.strip().removeprefix('cause: '))})", remedy=cause.remedy
+    )
 
 
 async def _finish(
@@ -279,8 +281,8 @@ def _since(output: Path, begun: int) -> bytes:
 
 
 def _last_words(output: Path, begun: int) -> str:
-    lines = last(_since(output, begun)[-4096:], 1)
-    return _cut(redact(lines[0]).strip()) if lines else ""
+    lines = [line.strip() for line in last(_since(output, begun)[-4096:], 5) if not line.startswith("WARNING")]
+    return _cut(redact(lines[-1])) if lines else ""
 
 
 def _append(output: Path, more: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,23 @@ async def test_a_shard_waits_for_the_engine_that_is_being_installed(site: Site) 
     assert set(said) == {"waits for llamacpp 0.10068.0 to be installed"}
 
 
+@pytest.mark.skipif(shutil.which("uv", path=str(Path(sys.executable).parent)) is None, reason="there is no uv")
+async def test_uv_installs_where_there_is_one_and_its_failures_have_causes_too(site: Site) -> None:
+    site.more = {"installer": "auto"}
+    vllm(site.wheels, "0.32.0")
+    wheel(site.wheels, "vllm", "0.33.0", tag="cp311-cp311-win_amd64")
+    async with running(site) as agent:
+        agent.want(("vllm", "0.32.0"))
+        await agent.installed_as("vllm", "0.32.0")
+        found = await agent.installed.found("vllm", "0.32.0")
+        ran = await trio.run_process(found.command, capture_stdout=True)
+        assert ran.stdout == b"vllm 0.32.0\n"
+        reply = await agent.logs.answer(LogsRequest(source="install:vllm-0.32.0"))
+        assert any("+ vllm==0.32.0" in line for line in reply.lines)
+        agent.want(("vllm", "0.33.0"))
+        assert "there is no build of it for this platform" in await agent.failed("vllm")
+
+
 async def test_its_log_is_a_source_of_the_nodes_logs(site: Site) -> None:
     llama(site.wheels, "0.10068.0")
     async with running(site) as agent:
@@ -134,10 +152,28 @@ async def test_a_version_that_no_index_has_is_named(site: Site) -> None:
 
 
 async def test_a_wheel_for_another_python_or_platform_is_told_apart_from_none(site: Site) -> None:
-    wheel(site.wheels, "vllm", "1.0", python="<3.9")
+    wheel(site.wheels, "vllm", "1.0", python=">=3.99")
     async with running(site) as agent:
         agent.want(("vllm", "1.0"))
         assert "it does not fit this version of Python" in await agent.failed("vllm")
+
+
+async def test_a_requirement_that_is_nowhere_is_named(site: Site) -> None:
+    wheel(site.wheels, "vllm", "1.0", requires=("nothing-of-that-name==1",))
+    async with running(site) as agent:
+        agent.want(("vllm", "1.0"))
+        assert "one of its requirements, nothing-of-that-name, is not in the index" in await agent.failed("vllm")
+
+
+async def test_an_index_that_cannot_be_reached_is_no_missing_version_and_its_password_is_in_no_log(site: Site) -> None:
+    # Nobody listens at port 9; that pip tries again five times takes it 15 s.
+    site.where = Where(index="http://user:verysecret@127.0.0.1:9/simple", args=("--retries", "1"))
+    async with running(site) as agent:
+        agent.want(("vllm", "1.0"))
+        assert "the package index cannot be reached" in await agent.failed("vllm")
+        reply = await agent.logs.answer(LogsRequest(source="install:vllm-1.0"))
+    assert "user:***@127.0.0.1" in "\n".join(reply.lines)
+    assert "verysecret" not in str(reply)
 
 
 async def test_a_broken_wheel_is_said_to_be_one(site: Site) -> None:
@@ -202,13 +238,15 @@ async def test_room_is_made_by_what_nothing_needs_before_an_engine_fails_for_it(
         assert left(site) == []
 
 
-async def test_an_installation_that_takes_too_long_is_ended_with_all_it_started(site: Site) -> None:
+async def test_an_installation_that_takes_too_long_is_ended_with_all_it_started(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llama(site.wheels, "0.10068.0")
     fake = site.root / "uv"
     fake.write_text("#!/bin/sh\nsleep 1000 & wait\n")
     fake.chmod(0o755)
     site.more = {"within": 1.0, "installer": "uv"}
-    os.environ["PATH"] = f"{site.root}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", f"{site.root}:{os.environ['PATH']}")
     async with running(site) as agent:
         agent.want(("llamacpp", "0.10068.0"))
         assert "it took longer than 1 s" in await agent.failed("llamacpp")
