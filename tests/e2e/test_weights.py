@@ -13,6 +13,7 @@ import trio
 
 from llmgw.demo.main import free_ports
 from llmgw.demo.processes import call, leftovers, start, stop
+from llmgw.node.weights.peers import Peers
 from llmgw.tinymodel import write_tiny
 from tests.e2e.rig import QUICK, Rig, rig
 from tests.node.weights.hubserver import Hub, served
@@ -325,3 +326,31 @@ async def test_a_branch_that_moved_is_fetched_anew_when_asked_for_and_said_to_di
     await words(fleet, "fetch", "--refresh", SOURCE, other)
     await fleet.until(lambda: fresh(serving, other), what="the newer commit everywhere")
     assert (await ctl(fleet, "weights"))["warnings"] == []
+
+
+async def test_a_revoked_node_gets_weights_from_nobody(fleet: Rig, hub: Hub) -> None:
+    await three_that_share(fleet)
+    await words(fleet, "fetch", SOURCE, "n1")
+
+    async def there() -> bool:
+        return bool((await caches(fleet)).get("n1", {}).get("complete"))
+
+    await fleet.until(there, what="the first has it")
+    shared = {cache["node"]: cache["shared_at"] for cache in (await ctl(fleet, "weights"))["nodes"]}
+
+    async def answer(asking: str) -> int | None:
+        """What n1 says to another node; None when it closes the connection."""
+        async with Peers((), fleet.root / asking).client() as client:
+            try:
+                return (await client.get(f"https://{shared['n1']}/weights", params={"source": SOURCE})).status_code
+            except httpx.TransportError:
+                return None
+
+    assert [await answer("n2"), await answer("n3")] == [200, 200]
+    await words(fleet, "node", "revoke", "n3", "--yes")
+
+    async def refused() -> bool:
+        return await answer("n3") is None
+
+    await fleet.until(refused, within=15, what="the first has heard of it")
+    assert await answer("n2") == 200
