@@ -6,12 +6,16 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import attrs
 import pytest
+from msgspec import structs
 
 from llmgw.plane.admin.auth import COOKIE
+from llmgw.plane.world import Want
+from llmgw.wire.facts import ModelName, ReplicaId, ShardId
 from tests.plane.admin.browser import Page, browser
 from tests.plane.admin.rig import Rig, served
-from tests.plane.admin.sample import EVIL, evil_world
+from tests.plane.admin.sample import EVIL, draining_world, evil_world
 
 pytestmark = pytest.mark.real
 
@@ -174,6 +178,52 @@ async def test_the_page_of_a_node_shows_its_hardware_and_what_is_wrong_with_it(r
             "document.querySelector('#live')?.dataset.state === 'gone' && document.querySelector('#live').innerText"
         )
         assert said.startswith("no node is called 'nobody'")
+
+
+@pytest.mark.slow
+async def test_the_page_shows_replicas_of_several_nodes_changes_and_drains(tmp_path: Path) -> None:
+    async with browser() as page, served(tmp_path / "plane", draining_world()) as rig:
+        await signed_in(page, rig)
+        shown = {
+            name: await page.evaluate(f"document.querySelector('#{name}').innerText")
+            for name in ("nodes", "models", "replicas")
+        }
+        assert "draining" in shown["nodes"]
+        for words in ("gpu-01+node-a", "outdated", "sockets are used where RDMA was meant"):
+            assert words in shown["replicas"]
+        links = "[...document.querySelectorAll('#replicas a')].map(a => a.getAttribute('href')).join(' ')"
+        assert "/nodes/gpu-01 /nodes/node-a" in await page.evaluate(links)
+        if directory := os.environ.get("LLMGW_PICTURES"):
+            await page.picture(Path(directory) / "page-several.png")
+        await page.open(f"{rig.url}/nodes/node-a")
+        await page.until("document.querySelector('#live')?.dataset.state === 'live'")
+        shards = await page.evaluate("document.querySelector('#shards').innerText")
+        assert "to drain; gets no new requests; finishes what it serves" in shards
+        assert "serves until its replacement is ready" in shards
+        # A model that is unloaded, then a change that pauses.
+        world = rig.fleet.world.value
+        failed = attrs.evolve(
+            world.shards[ShardId("org_large-0-0")],
+            id=ShardId("org_large-1-0"),
+            replica=ReplicaId("org_large-1"),
+            want=Want.RUN,
+            revision=2,
+            status=None,
+        )
+        idle = structs.replace(world.models[ModelName("tiny")], idle=60.0)
+        models = world.models.set(idle.name, idle)
+        shards_ = world.shards.set(failed.id, failed).delete(ShardId("tiny-0-0"))
+        running = attrs.evolve(shards_[ShardId("org_large-0-0")], want=Want.RUN)
+        mate = attrs.evolve(shards_[ShardId("org_large-0-1")], want=Want.RUN)
+        shards_ = shards_.set(running.id, running).set(mate.id, mate)
+        rig.fleet.world.set(attrs.evolve(world, models=models, shards=shards_, version=world.version + 1))
+        await page.open(rig.url)
+        await page.until("document.querySelector('#models')?.innerText.includes('paused')")
+        shown["models"] = await page.evaluate("document.querySelector('#models').innerText")
+        assert "replica org_large-1 of revision 2 failed 2 times in a row" in shown["models"]
+        assert "0 of 1 replicas have revision 2, 1 on the way" in shown["models"]
+        assert "unloaded" in shown["models"]
+        assert page.complaints == []
 
 
 async def test_a_browser_without_the_token_sees_only_the_door(rig: Rig) -> None:
