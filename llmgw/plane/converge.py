@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from llmgw.plane.checks import SILENT_INSTALLS, fetched
-from llmgw.plane.gang import Replica, member_id, replica_of, replicas, size
+from llmgw.plane.gang import Replica, hears, in_the_way, replicas, size
 from llmgw.plane.rooms import weights_of
-from llmgw.plane.world import Shard, Stage, Want, World
+from llmgw.plane.world import Shard, Want, World
 from llmgw.wire.control import DrainShard, FetchWeights, Provision, StartShard, StopShard
 from llmgw.wire.facts import EngineInstall, EnginePackage, NodeId, ShardId, ShardState
 
@@ -32,14 +32,14 @@ def commands(world: World) -> dict[Key, Command]:
     """What every connected node should be told of shards, by node and shard."""
     found: dict[Key, Command] = {}
     for key, stray in world.strays.items():
-        if _hears(world, stray.node):
+        if hears(world, stray.node):
             found[key] = stop_stray(world, key)
     several: list[Shard] = []
     for shard in world.shards.values():
         if shard.rank or size(shard) > 1:
             several.append(shard)
             continue
-        if not _hears(world, shard.node):
+        if not hears(world, shard.node):
             continue
         command = _command(shard)
         if command is not None:
@@ -48,19 +48,13 @@ def commands(world: World) -> dict[Key, Command]:
     if several:
         for replica in replicas(several):
             for shard in replica.members:
-                if _hears(world, shard.node) and (command := _of_several(world, replica, shard)) is not None:
+                if hears(world, shard.node) and (command := _of_several(world, replica, shard)) is not None:
                     found[_key(shard.node, command)] = command
     return found
 
 
 def _key(node: NodeId, command: Command) -> Key:
     return node, f"weights {command.source}" if isinstance(command, FetchWeights) else command.shard
-
-
-def _hears(world: World, id: NodeId) -> bool:
-    # A lost node with a stream is told when it speaks again, and then at once.
-    node = world.nodes.get(id)
-    return node is not None and node.connected and node.stage is not Stage.LOST
 
 
 def stop_stray(world: World, key: tuple[NodeId, ShardId]) -> StopShard:
@@ -109,7 +103,7 @@ def _of_several(world: World, replica: Replica, shard: Shard) -> Command | None:
     leads = shard.rank == 0
     match shard.want:
         case Want.RUN if replica.runs and not replica.broken:
-            if _heard(shard) or _in_the_way(world, replica, shard):
+            if _heard(shard) or in_the_way(world, shard) is not None:
                 return None
             if not leads:
                 return _start(shard)
@@ -120,7 +114,7 @@ def _of_several(world: World, replica: Replica, shard: Shard) -> Command | None:
             return _drain(shard) if leads else None
         case _:
             first = replica.leader
-            leader_runs = first.rank == 0 and _heard(first) and first.state.alive and _hears(world, first.node)
+            leader_runs = first.rank == 0 and _heard(first) and first.state.alive and hears(world, first.node)
             if leader_runs and not leads:
                 return None
             why = shard.why if shard.want is Want.STOP else f"generation {shard.generation} of {replica.id} is over"
@@ -147,19 +141,6 @@ def _stop(shard: Shard, why: str) -> StopShard | None:
     if not shard.state.alive or shard.state is ShardState.STOPPING:
         return None
     return StopShard(shard=shard.id, generation=shard.generation, why=why)
-
-
-def _in_the_way(world: World, replica: Replica, shard: Shard) -> bool:
-    """Whether something of an older generation must end first where it can be told to: the leader, wherever it is, and
-    any other member on this node, whose memory this one is to have."""
-    leader = member_id(replica.id, 0)
-    return any(
-        id != shard.id
-        and stray.status.generation < shard.generation
-        and (id == leader or (node == shard.node and replica_of(id) == replica.id))
-        and _hears(world, node)
-        for (node, id), stray in world.strays.items()
-    )
 
 
 def _fetch(world: World, leader: Shard) -> FetchWeights | None:

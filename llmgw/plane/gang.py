@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from llmgw.plane.world import ENDED, Shard, Stage, Want, World
+from llmgw.plane.world import ENDED, Shard, Stage, Stray, Want, World
 from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState
 
 #: How long after `ready_within` the plane still waits, in seconds: a node's own word of a failure says more.
@@ -152,6 +152,26 @@ def leads(world: World, shard: Shard) -> Shard | None:
     return leader if leader is not None and leader.replica == shard.replica else None
 
 
+def hears(world: World, id: NodeId) -> bool:
+    """Whether a node can be told anything. A lost one with a stream is told when it speaks again, and then at once."""
+    node = world.nodes.get(id)
+    return node is not None and node.connected and node.stage is not Stage.LOST
+
+
+def in_the_way(world: World, shard: Shard) -> Stray | None:
+    """What of an older generation of its replica must end before this member may start.
+
+    That is the leader, wherever it runs, and any other member on this node, whose memory this one is to have. What
+    cannot be told to stop is not waited for.
+    """
+    leader = member_id(shard.replica, 0)
+    for (node, id), stray in sorted(world.strays.items()) if size(shard) > 1 else ():
+        older = id != shard.id and stray.status.generation < shard.generation
+        if older and (id == leader or (node == shard.node and replica_of(id) == shard.replica)) and hears(world, node):
+            return stray
+    return None
+
+
 def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None:
     """The member for which a replica of several nodes has waited too long, and in words how it stands.
 
@@ -184,4 +204,7 @@ def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None
     how = late.state.value if heard else "not heard of since it was told to start"
     if heard and late.status is not None and late.status.detail:
         how += f" ({late.status.detail})"
+    elif not heard and (older := in_the_way(world, late)) is not None:
+        how = f"not told to start while {older.status.shard} of generation {older.status.generation} still runs"
+        how += f" on {older.node} ({older.status.state.value})"
     return late, f"{late.id} on {late.node} is {how}"

@@ -488,6 +488,14 @@ def test_a_follower_that_no_word_ever_came_of_is_the_one_to_blame() -> None:
     assert one(late).blamed.id == "tiny-0-1"
 
 
+def test_an_older_leader_that_does_not_end_is_named() -> None:
+    here, _ = settle(says(serving("n1", "n2"), "tiny-0-1", ShardState.FAILED, 10.0), 10.0)
+    here = hear(here, "n1", status("tiny-0-0", 1, ShardState.STOPPING), 11.0)
+    _, events = expire(heard(here, 950.0), 950.0, CLOCK, DEFAULT)
+    words = "tiny-0-1 on n2 is not told to start while tiny-0-0 of generation 1 still runs on n1 (stopping)"
+    assert words in events[0].text
+
+
 def test_fetching_weights_takes_no_time_of_the_others() -> None:
     here = says(placed("n1", "n2"), "tiny-0-1", ShardState.FETCHING, 5.0)
     assert not one(overdue(heard(here, 9000.0), 9000.0)).broken
