@@ -4,8 +4,8 @@
 
 In simulation the shipped plane and agents run on kernels, networks and a store in memory, under a clock that jumps:
 thousands of schedules of kills at every step, partitions, stalls, repeated frames, failing stores, operators, with
-replicas of one node and of two or three ("gangs": how often one of these came to serve). Over real processes a plane, its
-agents, llama-server and rpc-server are killed at random moments. `--full` is 10,000 schedules and 300 kills.
+replicas of one node and of two or three ("gangs": how often one of these came to serve). Over real processes a plane,
+its agents, llama-server and rpc-server are killed at random moments. `--full` is 10,000 schedules and 300 kills.
 
 Each schedule follows from its seed. One that finds something is cut down to the faults that matter, and printed;
 `--seed N` runs it again and prints its course.
@@ -115,8 +115,8 @@ def in_processes(first: int, count: int, jobs: int) -> Totals:
 def show(totals: Totals, seconds: float) -> None:
     print("  schedules   faults    events    gangs  duplicates  lost  orphans  other wrongs  longest to rest")
     print(
-        f"  {totals.schedules:9,} {totals.faults:8,} {totals.events:9,} {totals.gangs:8,}  {totals.duplicates:10}  {totals.lost:4}  "
-        f"{totals.orphans:7}  {totals.others:12}  {totals.worst:7.1f} s (seed {totals.worst_seed})"
+        f"  {totals.schedules:9,} {totals.faults:8,} {totals.events:9,} {totals.gangs:8,}  {totals.duplicates:10}  "
+        f"{totals.lost:4}  {totals.orphans:7}  {totals.others:12}  {totals.worst:7.1f} s (seed {totals.worst_seed})"
     )
     print(
         f"  {seconds:.0f} s; {totals.jumps} schedules were run again without the jumps of the machine's clock, "
