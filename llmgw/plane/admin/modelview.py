@@ -9,7 +9,6 @@ from msgspec import structs
 
 from llmgw.plane import idle
 from llmgw.plane.admin.seams import NOTHING, Traffic
-from llmgw.plane.admin.shardview import replica_views
 from llmgw.plane.gateway.counts import Served
 from llmgw.plane.profiles import differences
 from llmgw.plane.rollout import Rollout, rollout_of
@@ -22,13 +21,13 @@ from llmgw.wire.facts import ModelName, ShardState
 def model_views(
     world: World,
     now: float,
-    wall: float,
+    running: Iterable[ReplicaView],
     traffic: Traffic = NOTHING,
     settings: Settings = DEFAULT,
 ) -> tuple[ModelView, ...]:
-    """Every wanted model, those that still have replicas, and those that are served elsewhere, by name."""
+    """Every wanted model, those that still have replicas (`running`), and those that are served elsewhere, by name."""
     replicas: dict[str, list[ReplicaView]] = defaultdict(list)
-    for view in replica_views(world, now, wall, settings=settings):
+    for view in running:
         replicas[view.model].append(view)
     names = {*world.models, *map(ModelName, replicas), *map(ModelName, traffic.elsewhere)}
     return tuple(

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmgw.plane import drains
+from llmgw.plane.gang import Replica
 from llmgw.plane.why import why
-from llmgw.plane.world import DEFAULT, ENDED, Failure, Node, Settings, Shard, Stage, Stray, Want, World, seen
+from llmgw.plane.world import DEFAULT, Failure, Node, Settings, Shard, Stage, Stray, Want, World, seen
 from llmgw.units import format_duration
 from llmgw.wire.api import (
+    ChangeView,
     FailureView,
     ProgressView,
     ReasonView,
@@ -191,11 +193,14 @@ def replica_view(
 
 def waits(members: Sequence[Shard], world: World, now: float) -> tuple[tuple[Shard, str], ...]:
     """What the members of a replica wait for, of each that waits for something: the shard, and in words."""
-    found = ((shard, _waits(shard, members, world, now)) for shard in members)
+    replica = Replica(members[0].replica, tuple(members))
+    over = replica.blamed if replica.runs and replica.broken else None
+    found = ((shard, _waits(shard, members, over, world, now)) for shard in members)
     return tuple((shard, words) for shard, words in found if words)
 
 
-def _waits(shard: Shard, members: Sequence[Shard], world: World, now: float) -> str:
+def _waits(shard: Shard, members: Sequence[Shard], over: Shard | None, world: World, now: float) -> str:
+    """What one member waits for. `over`: the one that ended the replica's attempt, if it has ended."""
     node, state = world.nodes.get(shard.node), shard.state
     if node is None or node.stage is not Stage.READY:
         if state is ShardState.READY and node is not None and node.stage is Stage.UNREACHABLE:
@@ -203,15 +208,15 @@ def _waits(shard: Shard, members: Sequence[Shard], world: World, now: float) -> 
         return f"{shard.node} is {'not known' if node is None else node.stage.value}"
     if shard.want is not Want.RUN:
         return ""
-    heard = shard.status is not None and shard.status.generation == shard.generation
-    if state in ENDED and heard:
+    if over is not None:
+        if shard is not over:
+            return ""
         if shard.not_before is not None and shard.not_before > now:
             return f"the next attempt, in {format_duration(shard.not_before - now)}"
-        unplaced = world.unplaced.get(shard.model)
-        return "room for its next attempt" if unplaced is not None else ""
+        return "room for its next attempt" if shard.model in world.unplaced else ""
     if not node.connected:
         return f"{shard.node} has no stream: its agent is awaited"
-    if not heard:
+    if shard.status is None or shard.status.generation != shard.generation:
         late = [other for other in members if other.rank and not _is_ready(other, shard.generation)]
         if shard.rank == 0 and late:
             those = ", ".join(f"{other.id} on {other.node} ({_stands(other)})" for other in late)
@@ -277,6 +282,7 @@ def why_reply(model: ModelName, world: World, now: float, wall: float) -> WhyRep
             StandingView(shard=one.shard, node=one.node, generation=one.generation, state=one.state, text=one.text)
             for one in found.standings
         ),
+        changes=tuple(ChangeView(kind=one.key[0], effort=one.effort, text=one.text) for one in found.changes),
     )
 
 

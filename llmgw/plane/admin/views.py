@@ -53,7 +53,8 @@ def node(
 def models(
     world: World, now: float, wall: float, traffic: Traffic = NOTHING, settings: Settings = DEFAULT
 ) -> ModelsReply:
-    return ModelsReply(models=model_views(world, now, wall, traffic, settings))
+    running = replica_views(world, now, wall, settings=settings)
+    return ModelsReply(models=model_views(world, now, running, traffic, settings))
 
 
 def history(world: World, name: str) -> HistoryReply:
@@ -98,7 +99,8 @@ def status(
     settings: Settings = DEFAULT,
 ) -> StatusReply:
     """The fleet in a few numbers; `since` is when this plane started (monotonic)."""
-    running, wanted = replicas(world, now, wall, traffic, settings), models(world, now, wall, settings=settings)
+    running = replicas(world, now, wall, traffic, settings)
+    wanted = ModelsReply(models=model_views(world, now, running.replicas, settings=settings))
     return _status(world, now, wall, plane, since, traffic, latest, running, wanted)
 
 
@@ -115,7 +117,8 @@ def overview(
     settings: Settings = DEFAULT,
 ) -> OverviewReply:
     """What the page shows, of one moment."""
-    running, wanted = replicas(world, now, wall, traffic, settings), models(world, now, wall, traffic, settings)
+    running = replicas(world, now, wall, traffic, settings)
+    wanted = ModelsReply(models=model_views(world, now, running.replicas, traffic, settings))
     return OverviewReply(
         status=_status(world, now, wall, plane, since, traffic, latest, running, wanted),
         nodes=node_rows(world, now),

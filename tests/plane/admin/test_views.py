@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import msgspec
@@ -22,9 +23,9 @@ from llmgw.plane.admin import views
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.admin.shardview import least_advanced
 from llmgw.plane.events import Event
-from llmgw.plane.world import Failure, Frozen, World
+from llmgw.plane.world import Failure, Frozen, Stage, Unplaced, Want, World
 from llmgw.wire import api
-from llmgw.wire.facts import ModelName, ReplicaId, ShardId, ShardState
+from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState
 from tests.plane.admin.sample import NOW, WALL, draining_world, gang_world, world
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -195,6 +196,50 @@ def test_a_leader_that_is_not_told_yet_waits_for_its_followers() -> None:
     assert reply.waiting == ("org_large-0-0: its followers: org_large-0-1 on node-a (fetching, 75 %)",)
     assert (reply.replica.state, reply.replica.nodes) == ("starting", ("gpu-01", "node-a"))
     assert (reply.replica.revision, reply.wanted_revision, reply.replica.outdated) == (1, 2, True)
+
+
+def member(here: World, rank: int, **fields: Any) -> World:
+    shard = here.shards[ShardId(f"org_large-0-{rank}")]
+    return attrs.evolve(here, shards=here.shards.set(shard.id, attrs.evolve(shard, **fields)))
+
+
+def waiting(here: World) -> tuple[str, ...]:
+    return views.replica(here, NOW, WALL, "org/large", TRAFFIC).waiting
+
+
+def test_an_attempt_that_is_over_waits_for_the_next_one_by_the_member_that_ended_it() -> None:
+    failure = Failure(3, WALL, None, "", "not all of it was ready within 900 s")
+    here = member(member(gang_world(), 0, not_before=NOW + 30), 1, not_before=NOW + 30, last_failure=failure)
+    assert waiting(here) == ("org_large-0-1: the next attempt, in 30s",)
+    here = member(member(here, 0, not_before=NOW - 1), 1, not_before=NOW - 1)
+    assert waiting(here) == ()
+    full = attrs.evolve(here, unplaced=Map({ModelName("org/large"): Unplaced(ModelName("org/large"), 1, 0)}))
+    assert waiting(full) == ("org_large-0-1: room for its next attempt",)
+
+
+def test_a_member_waits_for_its_node() -> None:
+    here = gang_world()
+    node = here.nodes[NodeId("node-a")]
+
+    def with_node(**fields: Any) -> World:
+        return attrs.evolve(here, nodes=here.nodes.set(node.id, attrs.evolve(node, **fields)))
+
+    assert waiting(with_node(stage=Stage.LOST))[1] == "org_large-0-1: node-a is lost"
+    assert waiting(with_node(connected=False))[1] == "org_large-0-1: node-a has no stream: its agent is awaited"
+    assert waiting(member(here, 1, status=None, status_at=None))[1:] == (
+        "org_large-0-1: node-a to take up generation 3",
+    )
+    gone = attrs.evolve(here, nodes=here.nodes.delete(node.id))
+    assert waiting(gone)[1] == "org_large-0-1: node-a is not known"
+
+
+def test_a_replica_that_serves_or_ends_waits_for_nothing() -> None:
+    here = gang_world(ready=True)
+    assert waiting(here) == ()
+    node = here.nodes[NodeId("node-a")]
+    silent = attrs.evolve(here, nodes=here.nodes.set(node.id, attrs.evolve(node, stage=Stage.UNREACHABLE)))
+    assert waiting(silent) == ()  # traffic goes on (D1)
+    assert waiting(member(member(here, 0, want=Want.STOP), 1, want=Want.STOP)) == ()
 
 
 def test_the_first_failure_is_the_one_that_came_first_whichever_member_had_it() -> None:

@@ -113,6 +113,10 @@ function show(node) {
     { n: span(s.state_age) }, { n: s.port ?? "" }, { n: s.pid ?? "" },
     { n: percent(s.cpu_percent) }, { n: bytes(s.rss_bytes) }, { n: s.restarts || "" }, s.last_failure?.cause ?? "",
   ], "No shard is placed here.");
+  // What is empty or as usual is left out of an install.
+  table("engines", node.engines, e => `${e.engine} ${e.version ?? ""}`, e => [
+    e.engine, e.version ?? "", [mark(e.state ?? "installed", { installing: "wait", failed: "bad", unsupported: "" }[e.state] ?? "good")], e.detail ?? "",
+  ], "No engine is installed here.");
   table("host", host(node), ([name]) => name, pair => pair, "Nothing is known.");
   table("history", [...node.history].reverse(), e => String(e.id), e => [{ n: new Date(e.clock * 1000).toLocaleString() }, e.kind, e.text], "Nothing has happened yet.");
 }
