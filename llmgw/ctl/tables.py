@@ -315,7 +315,10 @@ def why(answer: Answer, width: int) -> RenderableType:
     parts: list[RenderableType] = [head, Text(reply.text, style="green" if complete else "yellow")]
     if reply.waiting and not complete and reply.waiting not in reply.text:
         parts.append(Text(reply.waiting, style="yellow"))
-    if reply.smallest_change:
+    if len(reply.changes) > 1:
+        parts.append(Text("The smallest set of changes that would help:"))
+        parts += [Text(f"  {number}. {clean(one.text)}") for number, one in enumerate(reply.changes, 1)]
+    elif reply.smallest_change:
         parts.append(Text(f"The smallest change that would help: {reply.smallest_change}"))
     if reply.reasons:
         reasons = (

@@ -310,10 +310,19 @@ class StandingView(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class ChangeView(Struct, frozen=True, kw_only=True):
+    """Something an operator can do, in words. `effort` compares: 1 is a command, 50 a machine more."""
+
+    kind: str = ""
+    effort: int = 0
+    text: str = ""
+
+
 class WhyReply(Struct, frozen=True, kw_only=True):
     """Why a model is not fully placed or not ready: a sentence, each shard, and per node what keeps it away.
 
     The node that is nearest to fitting comes first. `waiting` is what holds the whole plane back, if anything.
+    `changes` is `smallest_change` one by one, where it was proved to be enough.
     """
 
     api: int = API
@@ -327,6 +336,7 @@ class WhyReply(Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaView, ...] = ()
     text: str = ""
     standings: tuple[StandingView, ...] = ()
+    changes: tuple[ChangeView, ...] = ()
 
 
 class ApplyReply(Struct, frozen=True, kw_only=True):
