@@ -172,6 +172,12 @@ VLLM = (
         "see who with `llmgw ctl node NAME`, or ask for less memory",
     ),
     Row.of(
+        "not-enough-memory",
+        r"Available memory on node .* is less than desired CPU memory utilization",
+        "the machine's memory that is free is less than what the engine wants for its cache",
+        "give the profile `memory`, or --kv-cache-memory-bytes among its arguments",
+    ),
+    Row.of(
         "context-too-long",
         r"To serve at least one request with the models?'s max seq len",
         "the context does not fit into what memory is left for the cache",

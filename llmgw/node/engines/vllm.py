@@ -55,6 +55,7 @@ _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _DATA = ("--data-parallel-size", "-dp")
 _CONTEXT = ("--max-model-len",)
 _MEMORY = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
+_CACHE_GIB = 4  # of a CPU shard that asked for no memory: what vLLM took before it took a share of all
 _EXECUTOR = ("--distributed-executor-backend",)
 
 
@@ -145,9 +146,13 @@ class Vllm:
             env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             if len(spec.peers) < 2:
                 env["GLOO_SOCKET_IFNAME"] = "lo"
-            if spec.resources.memory_bytes:
-                # Of what was asked for, a part is for the cache; the rest is for weights and three Python processes.
-                env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.resources.memory_bytes * 2 // 5 >> 30))
+            if not given(spec.args, *_MEMORY):
+                # Without a word each worker would take 92 % of the machine's memory. Of what was asked for, a part is
+                # for the cache; the rest is for weights and three Python processes.
+                sizes = Sizes.of(spec, _TENSOR, _PIPELINE, _DATA)
+                here = max(1, sizes.tensor * sizes.pipeline * sizes.data // sizes.nodes)
+                asked = spec.resources.memory_bytes
+                env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, (asked * 2 // 5 >> 30) // here) if asked else _CACHE_GIB)
         if len(spec.peers) > 1 and spec.gpus:
             env |= NCCL_TELLS
         return {**env, **seat.found.env}

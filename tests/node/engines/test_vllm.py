@@ -5,6 +5,7 @@ import pytest
 from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.vllm import Vllm
+from llmgw.wire.facts import ShardSpec
 from tests.node.engines.specs import FACTS, seat, spec
 
 VLLM = Vllm()
@@ -87,6 +88,24 @@ def test_a_cpu_shard_gets_threads_and_a_cache_out_of_its_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shard", "gib"),
+    [
+        (spec("vllm"), "4"),  # else it takes nearly all of the machine
+        (spec("vllm", memory=1 << 30), "1"),
+        (spec("vllm", "-tp", "2", memory=10 << 30), "2"),
+        (spec("vllm", memory=10 << 30, peers=PEERS), "4"),  # one worker on each of the two
+        (spec("vllm", "--kv-cache-memory-bytes", "1G", memory=10 << 30), None),  # it would win over the argument
+        (spec("vllm", "--gpu-memory-utilization", "0.3"), None),
+        (spec("vllm", gpus=1, memory=10 << 30), None),
+    ],
+)
+def test_a_cpu_shards_workers_share_its_cache_unless_the_profile_says_how_large_it_is(
+    shard: ShardSpec, gib: str | None
+) -> None:
+    assert VLLM.command(shard, seat("vllm", "vllm")).env.get("VLLM_CPU_KVCACHE_SPACE") == gib
+
+
+@pytest.mark.parametrize(
     ("found", "expected"),
     [
         (codes(), []),
@@ -140,6 +159,9 @@ LINES = {
     "ValueError: World size (4) is larger than the number of available GPUs (2) in this node": "bad-shape",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "out-of-memory",
     "ValueError: No available memory for the cache blocks.": "out-of-memory",
+    "ValueError: Available memory on node 0 (11.03/12.84 GiB) on startup is less than desired CPU memory utilization": (
+        "not-enough-memory"
+    ),
     "Free memory on device (1/80 GiB) on startup is less than desired GPU memory utilization": "gpu-memory-taken",
     "Bfloat16 is only supported on GPUs with compute capability of at least 8.0": "gpu-unsupported",
     "RuntimeError: CUDA error: no kernel image is available for execution on the device": "gpu-unsupported",

@@ -48,7 +48,12 @@ async def test_vllm_becomes_ready_answers_dies_as_a_whole_and_says_why(
     program, model = request.config.getoption("--vllm"), request.config.getoption("--vllm-model")
     shards = agent(tmp_path, program, range(21000, 21100))
     start = order(
-        engine="vllm", source=model, args=["--enforce-eager", "--max-num-seqs", "2"], ready_within=600, context=256
+        engine="vllm",
+        source=model,
+        args=["--enforce-eager", "--max-num-seqs", "2"],
+        env={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        ready_within=600,
+        context=256,
     )
     async with running(shards) as told:
         told.shards.start(start)
