@@ -15,6 +15,7 @@ from llmgw.plane.admin import answers, bandwidthpage, fabricpage, nodepage, page
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
 from llmgw.plane.admin.seams import Traffic
+from llmgw.plane.admin.thinking import Thinking
 from llmgw.plane.agents import Hub
 from llmgw.plane.bandwidth.desk import Desk
 from llmgw.plane.certs import Authority
@@ -49,6 +50,7 @@ class Admin:
     sessions: Sessions = attrs.field(factory=Sessions)
     bandwidth: Desk | None = None
     fabrics: FabricDesk | None = None
+    thinking: Thinking = attrs.field(factory=Thinking)
 
 
 def app(admin: Admin) -> QuartTrio:

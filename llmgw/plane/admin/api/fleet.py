@@ -85,7 +85,8 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/why/<path:model>")
     async def why(model: str) -> Response:
-        return answer(views.why(fleet.world.value, admin.clock(), admin.wall(), model, admin.traffic()))
+        world, now, wall, traffic = fleet.world.value, admin.clock(), admin.wall(), admin.traffic()
+        return answer(await admin.thinking.of(lambda: views.why(world, now, wall, model, traffic)))
 
     @part.post("/apply")
     async def apply() -> Response:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
-import trio
 from msgspec import Struct
 from quart import Blueprint, Response
 
@@ -23,9 +19,6 @@ if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
 
 KINDS = ("drain", "lose", "apply")
-#: While one thinks, the loop gets the interpreter back after so many seconds at most: five milliseconds, as Python has
-#: it, are taken with every frame that is read or written.
-_SWITCH = 0.0005
 
 
 class WhatIfOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +31,6 @@ class WhatIfOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def blueprint(admin: Admin) -> Blueprint:
     part = Blueprint("whatif", __name__)
-    one = trio.CapacityLimiter(1)
 
     @part.post("/what-if")
     async def whatif() -> Response:
@@ -57,21 +49,8 @@ def blueprint(admin: Admin) -> Blueprint:
                 raise BadInput(f"there is no what-if {order.kind!r}", remedy=f"use one of {', '.join(KINDS)}")
 
         def think() -> bytes:
-            with _others_first():
-                return msgspec.json.encode(whatifview.reply(what_if(world, supposed, now, settings), text))
+            return msgspec.json.encode(whatifview.reply(what_if(world, supposed, now, settings), text))
 
-        data = await trio.to_thread.run_sync(think, abandon_on_cancel=True, limiter=one)
-        return Response(data, content_type="application/json")
+        return Response(await admin.thinking.of(think), content_type="application/json")
 
     return part
-
-
-@contextmanager
-def _others_first() -> Iterator[None]:
-    """Other threads wait less for the interpreter while this block runs."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
