@@ -22,9 +22,10 @@ from llmgw.node.engines.vllm import Vllm
 from llmgw.node.health import Patience
 from llmgw.node.logs import Logs
 from llmgw.node.shards import Shards
+from llmgw.wire.agent import ShardStatus
 from llmgw.wire.control import StopShard
 from llmgw.wire.facts import ShardState
-from tests.engines import FACTS, SHARD, order, running
+from tests.engines import FACTS, SHARD, Watching, order, running
 from tests.gangs import free_ports, shard
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.vllm]
@@ -42,6 +43,13 @@ def agent(state: Path, program: str, ports: range, patience: Patience | None = N
     )
 
 
+async def served(told: Watching) -> ShardStatus:
+    """The status of one that is ready; a failure is told at once and not after the whole time."""
+    status = await told.until(lambda status: status.state in (ShardState.READY, ShardState.FAILED), within=600)
+    assert status.state is ShardState.READY, (status.detail, status.lines)
+    return status
+
+
 async def test_vllm_becomes_ready_answers_dies_as_a_whole_and_says_why(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -57,7 +65,7 @@ async def test_vllm_becomes_ready_answers_dies_as_a_whole_and_says_why(
     )
     async with running(shards) as told:
         told.shards.start(start)
-        ready = await told.until(ShardState.READY, within=600)
+        ready = await served(told)
         async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
             body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
             answer = await client.post(f"http://127.0.0.1:{ready.port}/v1/completions", json=body)
@@ -109,7 +117,7 @@ async def test_two_nodes_serve_one_model_together_and_when_one_is_killed_the_oth
         follower.shards.start(follow)
         lives = await follower.until(ShardState.READY, within=60)
         leader.shards.start(lead)
-        ready = await leader.until(ShardState.READY, within=600)
+        ready = await served(leader)
         assert ready.network == "gloo over lo"
         async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
             body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
