@@ -14,6 +14,7 @@ from llmgw.node.doctor.check import Number, check, check_async, fail, ok, skippe
 from llmgw.node.doctor.patient import Patient
 from llmgw.node.engines.places import whereabouts
 from llmgw.node.identity import Identity
+from llmgw.node.installs.shelf import Shelf
 from llmgw.wire.control import Finding
 
 ENGINES = ("llamacpp", "vllm", "sglang")
@@ -78,6 +79,9 @@ async def plane(patient: Patient) -> Sequence[Finding]:
 def engines(patient: Patient) -> Iterator[Finding]:
     commands = {name: engine.command for name, engine in patient.settings.engines.items()}
     found = {name: place for name in ENGINES if (place := whereabouts(name, commands)) is not None}
+    shelf = Shelf(patient.settings.path(patient.settings.installs.directory))
+    # Of several that the agent installed the newest stands for all.
+    found |= {kept.record.engine: kept.place for kept in shelf.all() if kept.record.engine not in found}
     missing = [name for name in commands if name not in found]
     if missing:
         yield fail(
@@ -87,7 +91,8 @@ def engines(patient: Patient) -> Iterator[Finding]:
         told = ", ".join(f"{name} ({place.command[0]})" for name, place in found.items())
         yield ok(f"engines: {told}", engines=len(found))
     else:
-        yield warn("no engine is installed: no model can run here", "install llama-server, vLLM or SGLang", engines=0)
+        how = "name one in [engines] of the plane, or install llama-server, vLLM or SGLang"
+        yield warn("no engine is installed: no model can run here", how, engines=0)
 
 
 @check("agent.ports")

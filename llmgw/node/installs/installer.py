@@ -226,9 +226,7 @@ async def _finish(
         with output.open("ab") as file:
             argv = ("sync", "-f", str(partial))
             await run_to_file(argv, file.fileno(), env=_environment(means.state), cwd=shelf.root, limit=_SYNC_WITHIN)
-    kept = await trio.to_thread.run_sync(shelf.publish, partial, name, version)
-    await trio.to_thread.run_sync(shelf.forget_downloads)
-    return kept
+    return await trio.to_thread.run_sync(shelf.publish, partial, name, version)
 
 
 def _named(folder: Path, engine: str, version: str) -> None:

@@ -155,6 +155,8 @@ class Keeper:
                 await self._one(key)
                 continue
             await self.tidy()
+            if not self._failures:
+                await trio.to_thread.run_sync(shelf.forget_downloads)
             with trio.move_on_after(self._pause()):
                 await self._woken.wait()
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,47 @@ async def test_too_little_disk_is_said_before_anything_is_fetched(site: Site) ->
         detail = await agent.failed("llamacpp")
     assert "of disk are free" in detail
     assert "1073741824.0 GiB stay free" in detail
+
+
+@pytest.fixture
+def small_disk(site: Site) -> Iterator[Path]:
+    """The folder of engines on a file system of its own, of 24 MiB."""
+    place = site.shelf.root
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True)
+    if done.returncode:
+        if os.environ.get("CI"):
+            pytest.fail(f"cannot mount: {done.stderr.decode()}")
+        pytest.skip(f"needs root and mounts: {done.stderr.decode()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def test_a_disk_that_is_full_half_way_is_said_and_left_as_it_was(site: Site, small_disk: Path) -> None:
+    large = {"vllm/weights": "x" * (32 << 20)}
+    wheel(site.wheels, "vllm", "1.0", files=large)
+    async with running(site) as agent:
+        agent.want(("vllm", "1.0"))
+        assert "the disk is full" in await agent.failed("vllm")
+        assert left(site) == []
+        assert (site.shelf.free() or 0) > 20 << 20
+
+
+async def test_what_must_stay_free_of_the_disk_stays_free_while_it_is_filled(
+    site: Site, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.more = {"reserve": 16 << 20}
+    fake = site.root / "uv"
+    # Fills the disk slowly enough to be seen, and would not stop by itself.
+    fake.write_text(f"#!/bin/sh\nhead -c 12000000 /dev/zero > {small_disk}/.cache-of-uv; sleep 1000\n")
+    fake.chmod(0o755)
+    site.more |= {"installer": "uv"}
+    monkeypatch.setenv("PATH", f"{site.root}:/usr/bin:/bin")
+    async with running(site) as agent:
+        agent.want(("vllm", "1.0"))
+        detail = await agent.failed("vllm")
+        assert "of disk are left at" in detail
+        assert "16 MiB stay free" in detail
 
 
 async def test_room_is_made_by_what_nothing_needs_before_an_engine_fails_for_it(site: Site) -> None:
