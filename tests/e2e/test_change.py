@@ -14,7 +14,7 @@ import pytest
 
 from llmgw.demo.processes import call
 from llmgw.tinymodel import write_tiny
-from tests.e2e.rig import MODEL, Rig, rig
+from tests.e2e.rig import MODEL, Rig, rig, traffic
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -186,6 +186,39 @@ async def test_a_scale_outlives_the_plane_and_ends_with_the_next_apply(tmp_path:
         assert before & {shard["pid"] for shard in (await fleet.shards()).values()}
         await ctl(fleet, "apply", "-f", str(path))
         await fleet.until(lambda: fleet.ready(1), what="applying ends it")
+
+
+@pytest.mark.parametrize("nodes", [2, 1], ids=["with room beside the old ones", "one by one"])
+async def test_a_change_goes_through_all_replicas_and_no_request_fails(tmp_path: Path, nodes: int) -> None:
+    # A node here has two CPU threads: one that holds both replicas has no room for a third.
+    path, least = tmp_path / "models.toml", 2 if nodes == 2 else 1
+    async with rig(tmp_path, nodes=nodes) as fleet:
+        await apply(fleet, path, replicas=2)
+        await fleet.until(lambda: fleet.ready(2), what="two replicas are ready")
+        before = await fleet.shards()
+        fewest = 2
+
+        async def changed() -> bool:
+            nonlocal fewest
+            replicas = await fleet.replicas()
+            fewest = min(fewest, sum(one["state"] == "ready" for one in replicas))
+            return len(replicas) == 2 and all(one["state"] == "ready" and not one["outdated"] for one in replicas)
+
+        async with traffic(fleet) as talk:
+            await apply(fleet, path, replicas=2, more="ready_within = 60\n")
+            await fleet.until(changed, within=60, what="both replicas have the new profile", every=0.02)
+            good = talk.good
+
+            async def more() -> bool:
+                return talk.good >= good + 10
+
+            await fleet.until(more, what="requests go on")
+            await ctl(fleet, "scale", "tiny", "1")
+            await fleet.until(lambda: fleet.ready(1), what="one is left")
+        assert talk.failures == []
+        assert fewest >= least
+        assert not {one["pid"] for one in before.values()} & set(fleet.engines())
+        assert [event["subject"] for event in await fleet.events("rollout-done")] == ["model:tiny"]
 
 
 async def test_a_profile_that_does_not_start_is_rolled_back_and_touches_nothing_that_serves(tmp_path: Path) -> None:
