@@ -348,10 +348,10 @@ class ApplyReply(Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
+    words: dict[str, str] = {}
 
 
 # --- nodes -------------------------------------------------------------------------------------------
-    words: dict[str, str] = {}
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
@@ -597,8 +597,8 @@ class NodeReply(Struct, frozen=True, kw_only=True):
 class StatusReply(Struct, frozen=True, kw_only=True):
     """The fleet in a few numbers. `waiting` is what the plane puts off now and why, with the seconds left.
 
-    `gateway` counts since the gateways started: "requests", of them "failed" (status from 500 on) and "left" (the client
-    went away), "retries", "prompt_tokens", "completion_tokens"; and what is now: "held" and "in_flight".
+    `gateway` counts since the gateways started: "requests", of them "failed" (status from 500 on) and "left" (the
+    client went away), "retries", "prompt_tokens", "completion_tokens"; and what is now: "held" and "in_flight".
     """
 
     api: int = API
