@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -68,14 +68,24 @@ def check_version(engine: str, version: str) -> None:
         raise ValueError(f'{engine}: {version!r} is not a version: write one such as 0.32.0, or "" for any')
 
 
+def check_package(name: str) -> None:
+    """Raise ValueError for what cannot be a package's name; "" stands for the usual one."""
+    if name and not _PACKAGE.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a Python package; its version belongs into [engines]")
+
+
+def check_requirements(requirements: Iterable[str]) -> None:
+    """Raise ValueError for what an installer would take for an option of its own."""
+    if bad := [word for word in requirements if not word.strip() or word.strip().startswith("-")]:
+        raise ValueError(f"{bad[0]!r} is not a requirement: write one such as torch==2.13.0+cpu")
+
+
 def _check_package(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if value and not _PACKAGE.fullmatch(value):
-        raise ValueError(f"{value!r} is not the name of a Python package; its version belongs into [engines]")
+    check_package(value)
 
 
 def _check_requirements(_: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
-    if bad := [word for word in value if not word.strip() or word.strip().startswith("-")]:
-        raise ValueError(f"{bad[0]!r} is not a requirement: write one such as torch==2.13.0+cpu")
+    check_requirements(value)
 
 
 def _check_index(_: object, attribute: attrs.Attribute[str], value: str) -> None:

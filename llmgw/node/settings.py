@@ -12,6 +12,7 @@ import attrs
 from llmgw import config, pki
 from llmgw.config import Listen, LogSettings, PackageSettings
 from llmgw.errors import BadInput
+from llmgw.node.installs.packages import KINDS
 from llmgw.node.link import Address, address
 from llmgw.node.view import View
 from llmgw.toml import Bytes, Seconds
@@ -148,6 +149,8 @@ class NodeSettings:
                 raise ValueError(f"{plane} is without TLS: use wss://, or set insecure = true for a test on loopback")
         if self.insecure:
             config.refuse_insecure(True, {f"the plane {plane}": plane.host for plane in self.addresses})
+        if unknown := [engine for engine in self.packages if engine not in KINDS]:
+            raise ValueError(f"there is no engine {unknown[0]!r} to install: there are {', '.join(sorted(KINDS))}")
         if bad := [device for device, rail in self.rails.items() if not 0 <= rail < 256]:
             raise ValueError(f"the rail of {bad[0]} is {self.rails[bad[0]]}; rails are numbered from 0")
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llmgw.errors import BadInput
 from llmgw.node.host import host
 from llmgw.node.settings import EngineSettings, NodeSettings, PortRange, load
+from llmgw.wire.facts import EnginePackage
 
 
 def read(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> NodeSettings:
@@ -48,6 +49,15 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         [logs]
         keep = 3
         bytes = "1MiB"
+        [installs]
+        directory = "/data/engines"
+        installer = "pip"
+        find_links = ["/srv/wheels"]
+        offline = true
+        within = "2h"
+        keep = "7d"
+        [packages.vllm]
+        name = "our-vllm"
         """,
     )
     assert [str(plane) for plane in settings.addresses] == ["wss://a.example:7443", "wss://[::1]:7443"]
@@ -55,6 +65,11 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         "llamacpp": EngineSettings(("/opt/llama-server", "--mlock"), env={"GGML_LOG": "1"}),
     }
     assert (settings.memory_reserve, settings.logs.keep, settings.logs.bytes) == (4 << 30, 3, 1 << 20)
+    installs = settings.installs
+    assert (settings.path(installs.directory), installs.installer) == (Path("/data/engines"), "pip")
+    assert (installs.find_links, installs.offline) == (("/srv/wheels",), True)
+    assert (installs.within, installs.keep) == (7200.0, 604800.0)
+    assert settings.packages["vllm"].told == EnginePackage(name="our-vllm")
     view = settings.view
     assert (view.root, view.weights, view.state) == (Path("/host"), Path("/data/weights"), tmp_path)
     assert (view.fabrics, view.roles, view.rails) == (
@@ -78,6 +93,9 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("engine_ports = '5000'", "line 1: engine_ports: '5000' is not a range of ports: write FIRST-LAST"),
         ("engine_ports = '3000-2000'", "the lower one first"),
         ("[engines.vllm]", "line 1: engines.vllm: the key 'command' is missing"),
+        ("[installs]\noffline = true", "line 1: installs: offline without find_links: name the folder of wheels"),
+        ("[installs]\ninstaller = 'conda'", "line 2: installs.installer: one of 'auto', 'uv', 'pip' is due"),
+        ("[packages.vlm]\nname = 'x'", "there is no engine 'vlm' to install: there are llamacpp, sglang, vllm"),
         ("[engines.vllm]\ncommand = []", "line 2: engines.vllm.command: "),
         ("[engines.vllm]\ncommand = 'vllm serve'", "line 2: engines.vllm.command: a list is due"),
         ("[roles]\nmlx5_0 = 'storge'", "line 1: roles: one of 'fabric', 'storage', 'management' is due"),

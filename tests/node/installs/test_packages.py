@@ -75,6 +75,20 @@ def test_the_nodes_own_settings_win_key_by_key() -> None:
     assert (made.package, made.index, made.also, made.disk_bytes) == ("theirs", "https://ours/simple", ("torch==1",), 5)
 
 
+@pytest.mark.parametrize("version", ["../../etc", "1/2", "-r", "--pre", "1 2", "1\n2", ".hidden", "x" * 65])
+def test_a_version_that_is_a_path_or_an_option_is_none(version: str) -> None:
+    made = source("vllm", version, GPUS)
+    assert isinstance(made, Unsupported)
+    assert "is not a version" in made.why
+
+
+@pytest.mark.parametrize(
+    "package", [EnginePackage(name="--evil"), EnginePackage(name="a/b"), EnginePackage(also=("-r/etc/passwd",))]
+)
+def test_a_package_that_is_an_option_or_a_path_is_none(package: EnginePackage) -> None:
+    assert isinstance(source("vllm", "1", GPUS, package), Unsupported)
+
+
 def test_pip_of_the_agent_installs_into_an_environment_that_has_none() -> None:
     make, install = steps(Tool("/usr/bin/python3", pip="/a/python"), FOLDER, Source("vllm", "1"), Where(), CACHE)
     assert make.argv == ("/usr/bin/python3", "-m", "venv", "--without-pip", str(FOLDER))
