@@ -7,8 +7,8 @@ within a bounded number of steps, which it does where bad pairs are few or come 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Set
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from typing import Generic, TypeVar
 
 import attrs
 
@@ -18,8 +18,6 @@ N = TypeVar("N", bound=Hashable)
 
 #: The rails of one way: what each is called, and its fabric.
 Rails = frozenset[tuple[Key, str]]
-
-NOBODY: frozenset[str] = frozenset()
 
 
 @attrs.frozen(cache_hash=True)
@@ -79,67 +77,66 @@ def together(
     count: int,
     foes: Mapping[N, Set[N]],
     friends: Mapping[N, Set[N]],
-    among: Collection[N],
-    worth: Mapping[N, object] | None = None,
+    liking: Liking[N] | None = None,
 ) -> tuple[N, ...] | None:
     """`count` of these nodes of which no two are foes, the first in `order` before later ones; None when there are
-    none. A friend of those chosen comes before a stranger that is worth no more.
-
-    `among` is `order` as a set, `worth` what weighs more than friendship (equal for all where it is None).
+    none. A friend of those chosen comes before a stranger that is worth no more, and before other friends by `liking`.
     """
     if len(order) < count:
         return None
-    chosen = _greedy(order, count, foes, friends, among, worth)
+    chosen = _greedy(order, count, foes, friends, liking or Liking.by(order))
     if chosen is not None or not any(foes.get(node) for node in order):
         return chosen
-    fought = {node: {foe for foe in foes[node] if foe in among} for node in order if foes.get(node)}
+    place = {node: at for at, node in enumerate(order)}
+    fought = {node: {foe for foe in foes[node] if foe in place} for node in order if foes.get(node)}
     fought = {node: there for node, there in fought.items() if there}
     free = [node for node in order if node not in fought]
-    place = {node: at for at, node in enumerate(order)}
     apart = _independent(fought, place, count - len(free))
     if len(free) + len(apart) < count:
         return None
     return tuple(sorted((*free, *apart), key=place.__getitem__)[:count])
 
 
+@attrs.frozen
+class Liking(Generic[N]):
+    """What is known of nodes beside their order: whether one may be taken, what weighs more than friendship (the
+    smaller, the better), and which of two comes first."""
+
+    has: Callable[[N], bool]
+    worth: Callable[[N], tuple[object, ...]]
+    rank: Callable[[N], tuple[object, ...]]
+
+    @classmethod
+    def by(cls, order: Sequence[N]) -> Liking[N]:
+        """Nothing but the order."""
+        place = {node: at for at, node in enumerate(order)}
+        return cls(place.__contains__, lambda node: (), lambda node: (place[node],))
+
+
 def _greedy(
-    order: Sequence[N],
-    count: int,
-    foes: Mapping[N, Set[N]],
-    friends: Mapping[N, Set[N]],
-    among: Collection[N],
-    worth: Mapping[N, object] | None,
+    order: Sequence[N], count: int, foes: Mapping[N, Set[N]], friends: Mapping[N, Set[N]], liking: Liking[N]
 ) -> tuple[N, ...] | None:
     chosen: list[N] = []
-    taken: set[N] = set()
-    barred: set[N] = set()
+    shut: set[N] = set()
     good: dict[N, int] = {}
     at = 0
-    place: dict[N, int] | None = None
     while len(chosen) < count:
-        while at < len(order) and (order[at] in taken or order[at] in barred):
+        while at < len(order) and order[at] in shut:
             at += 1
         if at == len(order):
             return None
         best = order[at]
-        near = [node for node in good if node not in taken and node not in barred]
-        if near:
-            if place is None:
-                place = {node: number for number, node in enumerate(order)}
-            equal = [node for node in near if worth is None or not _worse(worth, node, best)]
-            where = place
-            best = min((*equal, best), key=lambda node: (-good.get(node, 0), where[node]))
+        if good:
+            worth = liking.worth(best)
+            near = [node for node in good if node not in shut and liking.worth(node) <= worth]
+            best = min((*near, best), key=lambda node: (-good.get(node, 0), liking.rank(node)))
         chosen.append(best)
-        taken.add(best)
-        barred |= foes.get(best, frozenset())
+        shut.add(best)
+        shut |= foes.get(best, frozenset())
         for node in friends.get(best, ()):
-            if node in among:
+            if liking.has(node):
                 good[node] = good.get(node, 0) + 1
     return tuple(chosen)
-
-
-def _worse(worth: Mapping[N, object], node: N, than: N) -> bool:
-    return bool(worth[than] < worth[node])  # type: ignore[operator]
 
 
 #: Steps of the search for the largest set without foes, over all of a group: some milliseconds.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import attrs
 
 from llmgw.plane.checks import Need, pick, took
-from llmgw.plane.groups import Way, together
+from llmgw.plane.groups import Liking, Way, together
 from llmgw.plane.network import End, ends, environment
 from llmgw.plane.reach import Reach, of_one
 from llmgw.plane.reserve import purposes, reserve, spanned
@@ -195,18 +195,13 @@ class Several:
         return kept
 
     def _best(self, groups: _Groups, need: Need, avoid: Collection[NodeId]) -> tuple[Way, tuple[NodeId, ...]] | None:
-        best: tuple[tuple[object, ...], Way, tuple[NodeId, ...]] | None = None
+        best: tuple[tuple[int, ...], Way, tuple[NodeId, ...]] | None = None
         for way, group in groups.by_way.items():
-            if len(group) < need.nodes:
-                continue
-            order = [entry[-1] for entry in group if entry[-1] not in avoid]
-            foes, friends = self.reach.foes(way), self.reach.friends(way)
-            among: Collection[NodeId] = set(order) if foes or friends else ()
-            worth = {node: groups.entries[node][:2] for node in order} if friends else None
-            nodes = together(order, need.nodes, foes, friends, among, worth)
+            nodes = self._together(way, groups, need.nodes, avoid) if len(group) >= need.nodes else None
             if nodes is None:
                 continue
             chosen = [groups.entries[node] for node in nodes]
+            friends = self.reach.friends(way)
             good = sum(node in friends.get(other, ()) for node in nodes for other in nodes) if friends else 0
             network, rails, family = way.rank
             rank = (
@@ -218,12 +213,26 @@ class Several:
                 family,
                 sum(entry[4] for entry in chosen),
                 sum(entry[5] for entry in chosen),
-                len(order),
-                way.order,
+                len(group),
             )
-            if best is None or rank < best[0]:
+            if best is None or rank < best[0] or (rank == best[0] and way.order < best[1].order):
                 best = rank, way, nodes
         return None if best is None else best[1:]
+
+    def _together(self, way: Way, groups: _Groups, count: int, avoid: Collection[NodeId]) -> tuple[NodeId, ...] | None:
+        """The best nodes of one group. Its first ones are looked at first: most often they do."""
+        group, foes, friends = groups.by_way[way], self.reach.foes(way), self.reach.friends(way)
+        liking = Liking[NodeId](
+            lambda node: node not in avoid and way in groups.ways.get(node, ()),
+            lambda node: groups.entries[node][:2],
+            lambda node: groups.entries[node],
+        )
+        for most in dict.fromkeys((min(len(group), 4 * count + len(avoid)), len(group))):
+            order = [entry[-1] for entry in group[:most] if entry[-1] not in avoid]
+            nodes = together(order, count, foes, friends, liking)
+            if nodes is not None:
+                return nodes
+        return None
 
     # One choice -------------------------------------------------------------------------------------------
 

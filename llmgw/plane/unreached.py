@@ -180,7 +180,7 @@ def _between(
     """What is wrong in a group that is large enough."""
     names = [room.node.id for room in rooms]
     foes = reach.foes(way)
-    if together(names, need.nodes, foes, {}, set(names)) is None:
+    if together(names, need.nodes, foes, {}) is None:
         for room in rooms:
             mine = sorted(foes.get(room.node.id, frozenset()) & set(names))
             for foe in mine[:1]:

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.plane.groups import Rails, Way, common, together
+from llmgw.plane.groups import Liking, Rails, Way, common, together
 
 Pairs = dict[int, set[int]]
 
@@ -30,7 +30,7 @@ def test_a_group_is_found_exactly_when_there_is_one(
     count: int, size: int, foes: list[tuple[int, int]], friends: list[tuple[int, int]]
 ) -> None:
     order, apart = list(range(size)), both(foes)
-    found = together(order, count, apart, both(friends), set(order))
+    found = together(order, count, apart, both(friends))
     exists = any(
         all(b not in apart.get(a, ()) for a, b in combinations(some, 2)) for some in combinations(order, count)
     )
@@ -44,31 +44,36 @@ def test_a_group_is_found_exactly_when_there_is_one(
 @given(size=st.integers(0, 12), count=st.integers(1, 5))
 def test_without_foes_or_friends_the_first_are_taken(size: int, count: int) -> None:
     order = list(range(size))
-    assert together(order, count, {}, {}, order) == (tuple(order[:count]) if count <= size else None)
+    assert together(order, count, {}, {}) == (tuple(order[:count]) if count <= size else None)
 
 
 def test_a_friend_of_those_chosen_comes_before_a_stranger() -> None:
     friends = both([(0, 4)])
-    assert together([0, 1, 2, 3, 4], 2, {}, friends, range(5)) == (0, 4)
-    assert together([0, 1, 2, 3, 4], 3, {}, friends, range(5)) == (0, 4, 1)
+    assert together([0, 1, 2, 3, 4], 2, {}, friends) == (0, 4)
+    assert together([0, 1, 2, 3, 4], 3, {}, friends) == (0, 4, 1)
 
 
 def test_a_friend_that_is_worth_less_does_not() -> None:
-    friends, worth = both([(0, 2)]), {0: (0, False), 1: (0, False), 2: (0, True)}
-    assert together([0, 1, 2], 2, {}, friends, range(3), worth) == (0, 1)
+    liking = Liking[int](lambda node: True, lambda node: (node == 2,), lambda node: (node,))
+    assert together([0, 1, 2], 2, {}, both([(0, 2)]), liking) == (0, 1)
+
+
+def test_a_friend_that_cannot_be_had_is_not_taken() -> None:
+    liking = Liking[int](lambda node: node < 3, lambda node: (), lambda node: (node,))
+    assert together([0, 1, 2], 2, {}, both([(0, 7), (0, 2)]), liking) == (0, 2)
 
 
 def test_one_node_that_is_bad_with_all_others_is_left_out() -> None:
     size = 400
     foes = both([(0, other) for other in range(1, size)])
-    assert together(range(size), size - 1, foes, {}, range(size)) == tuple(range(1, size))
-    assert together(range(size), size, foes, {}, range(size)) is None
+    assert together(range(size), size - 1, foes, {}) == tuple(range(1, size))
+    assert together(range(size), size, foes, {}) is None
 
 
 def test_many_pairs_at_random_end_in_time_with_a_set_that_holds() -> None:
     size = 300
     foes = both([(a, (a * 7 + step * 13) % size) for a in range(size) for step in range(1, 9)])
-    found = together(range(size), 30, foes, {}, range(size))
+    found = together(range(size), 30, foes, {})
     assert found is not None
     assert all(b not in foes.get(a, ()) for a, b in combinations(found, 2))
 
