@@ -1,6 +1,7 @@
 """Crash matrix: whatever dies, whenever it dies, are there ever two of a shard, or none, or one that nobody knows of?
 
-    python -m benchmarks.crash [--schedules 2000] [--jobs 2] [--kills 30] [--full] [--seed N] [--only simulation|real]
+    python -m benchmarks.crash [--schedules 2000] [--first 0] [--kills 30] [--full] [--jobs 2] [--seed N]
+                               [--only simulation|real]
 
 In simulation the shipped plane and agents run on kernels, networks and a store in memory, under a clock that jumps:
 thousands of schedules of kills at every step, partitions, stalls, repeated frames, failing stores, operators, with
@@ -138,10 +139,10 @@ def explain(seed: int) -> None:
     print(outcome)
 
 
-def simulated(count: int, jobs: int) -> int:
+def simulated(first: int, count: int, jobs: int) -> int:
     print(f"in simulation, {count:,} schedules:", flush=True)
     began = time.monotonic()
-    totals = in_processes(0, count, jobs)
+    totals = in_processes(first, count, jobs)
     show(totals, time.monotonic() - began)
     for seed in totals.failed[:5]:
         # In a process with the hash seed of the workers, or it would take another course.
@@ -152,6 +153,7 @@ def simulated(count: int, jobs: int) -> int:
 def main() -> int:
     words = argparse.ArgumentParser(prog="benchmarks.crash", description=(__doc__ or "").splitlines()[0])
     words.add_argument("--schedules", type=int)
+    words.add_argument("--first", type=int, default=0, help="the seed of the first schedule [0]")
     words.add_argument("--kills", type=int)
     words.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     words.add_argument("--full", action="store_true", help="10,000 schedules and 300 kills of real processes")
@@ -173,7 +175,7 @@ def main() -> int:
         return 0
     found = 0
     if given.only != "real":
-        found += simulated(given.schedules or (10_000 if given.full else 2_000), given.jobs)
+        found += simulated(given.first, given.schedules or (10_000 if given.full else 2_000), given.jobs)
     if given.only != "simulation":
         from benchmarks.crash.real import killed
 
