@@ -19,7 +19,7 @@ from llmgw.plane.changes import BOUGHT, EFFORT, Change, applied, bad_problems, e
 from llmgw.plane.checks import IDLE_FOREIGN, Need, refusals
 from llmgw.plane.rooms import FULL_DISK, Room, Unit, room
 from llmgw.plane.world import Node, Reason, Shard, Want, World
-from llmgw.wire.facts import Gpu, ModelName, NodeId
+from llmgw.wire.facts import Gpu, ModelName, NodeId, Resources
 
 #: What is held on a node: one change may free several of these at once.
 _HELD = frozenset({"gpus-free", "cpu-threads", "memory", "apart"})
@@ -127,20 +127,32 @@ class Going:
 
 
 def on_node(
-    world: World, node: Node, need: Need, model: ModelName, now: float, going: Going
+    world: World, node: Node, need: Need, model: ModelName, now: float, going: Going, times: int = 1
 ) -> Iterator[tuple[Change, ...]]:
-    """Sets of changes after which the replica should fit on this node, the least effort first."""
+    """Sets of changes after which so many replicas should fit on this node, the least effort first."""
+    spans = need.resources.gpus > 1
+    need = attrs.evolve(need, resources=_times(need.resources, times))
     must, here = _must(only(world, node.id), node.id, need, now)
     if must is None:
         return
     found: list[tuple[int, int, tuple[tuple[str, ...], ...], tuple[Change, ...]]] = []
     for freed in _freeing(node.id, model, going):
-        rest = _rest(applied(here, freed), node.id, need, now)
+        rest = _rest(applied(here, freed), node.id, need, now, spans)
         if rest is not None:
             answer = (*must, *freed, *rest)
             found.append((effort(answer), len(answer), tuple(change.key for change in answer), answer))
     for *_, answer in sorted(found, key=lambda entry: entry[:3]):
         yield answer
+
+
+def _times(asked: Resources, times: int) -> Resources:
+    return replace(
+        asked,
+        gpus=asked.gpus * times,
+        cpu_threads=asked.cpu_threads * times,
+        memory_bytes=asked.memory_bytes * times,
+        disk_bytes=asked.disk_bytes * times,
+    )
 
 
 def only(world: World, node: NodeId) -> World:
@@ -202,7 +214,7 @@ def _freeing(node: NodeId, model: ModelName, going: Going) -> Iterator[tuple[Cha
             yield chosen
 
 
-def _rest(here: World, id: NodeId, need: Need, now: float) -> tuple[Change, ...] | None:
+def _rest(here: World, id: NodeId, need: Need, now: float, spans: bool) -> tuple[Change, ...] | None:
     """What else it takes when nothing more is stopped; None when that is not enough."""
     resources, shards = need.resources, tuple(here.shards.values())
     there = room(here.nodes[id], shards, now)
@@ -225,7 +237,7 @@ def _rest(here: World, id: NodeId, need: Need, now: float) -> tuple[Change, ...]
             found += freed
     if not resources.gpus:
         return tuple(found)
-    units = _gpus(there, need)
+    units = _gpus(there, need, spans)
     return None if units is None else (*found, *units)
 
 
@@ -243,7 +255,7 @@ def _disk(there: Room, need: Need, *, sick: bool = False) -> Iterator[Change]:
     yield changes.free_disk(there.node, wanted, value, _gib(need.resources.disk_bytes) if not sick else "more")
 
 
-def _gpus(there: Room, need: Need) -> tuple[Change, ...] | None:
+def _gpus(there: Room, need: Need, spans: bool) -> tuple[Change, ...] | None:
     """The least that makes enough GPUs usable; None when too few could ever be."""
     facts, wanted = there.node.facts, need.resources.gpus
     assert facts is not None
@@ -254,7 +266,7 @@ def _gpus(there: Room, need: Need) -> tuple[Change, ...] | None:
             (
                 (effort(parts), at, parts)
                 for at, unit in enumerate(there.units)
-                if (parts := _unit(there, unit, need, mended=mended)) is not None
+                if (parts := _unit(there, unit, need, spans=spans, mended=mended)) is not None
             ),
             key=lambda entry: entry[:2],
         )
@@ -268,8 +280,9 @@ def _waits(unit: Unit) -> bool:
     return "fabric" in unit.apart or unit.broken.startswith("its fabric")
 
 
-def _unit(there: Room, unit: Unit, need: Need, *, mended: bool) -> tuple[Change, ...] | None:
-    """What makes one GPU usable; None when nothing here does. `mended`: its node's NVLink fabric is up."""
+def _unit(there: Room, unit: Unit, need: Need, *, spans: bool, mended: bool) -> tuple[Change, ...] | None:
+    """What makes one GPU usable; None when nothing here does. `spans`: a replica has several; `mended`: its node's
+    NVLink fabric is up."""
     resources, node = need.resources, there.node
     if unit.holder:
         return None
@@ -283,10 +296,10 @@ def _unit(there: Room, unit: Unit, need: Need, *, mended: bool) -> tuple[Change,
         found.append(changes.mend_gpu(node.id, gpu))
     for subject in dict.fromkeys((f"gpu:{gpu.uuid}", f"gpu:{unit.uuid}")):
         found += [changes.acknowledge(node, subject, code) for code in bad_problems(node, subject)]
-    down = gpu.fabric is not None and (gpu.fabric.state == "not-started" or (resources.gpus > 1 and bool(unit.apart)))
+    down = gpu.fabric is not None and (gpu.fabric.state == "not-started" or (spans and bool(unit.apart)))
     if down and not mended:
         return None
-    if resources.gpus > 1 and gpu.mig_enabled:
+    if spans and gpu.mig_enabled:
         return None
     crowded = (
         unit.offered_bytes is None or unit.offered_bytes < resources.gpu_memory_bytes

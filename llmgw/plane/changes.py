@@ -12,15 +12,18 @@ import attrs
 from msgspec.structs import replace
 
 from llmgw.plane import operate
+from llmgw.plane.checks import Need
 from llmgw.plane.rooms import FULL_DISK
 from llmgw.plane.wires import Fault
 from llmgw.plane.world import Node, Shard, Stage, World
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import (
+    Cpu,
     Disk,
     EngineInstall,
     Gpu,
     Grade,
+    Host,
     ModelName,
     NodeId,
     Port,
@@ -309,6 +312,40 @@ def buy(like: Node, count: int, words: str, beside: Iterable[NodeId], where: str
     machines = f"{count} nodes" if count > 1 else "a node"
     text = f"add {machines} with {words} that reach{'' if count > 1 else 'es'} {', '.join(sorted(beside))} {where}"
     return Change(("buy", str(count)), BOUGHT * count, text, after)
+
+
+def buy_for(need: Need, count: int, words: str) -> Change:
+    """So many machines, each of which takes one replica."""
+    asked = need.resources
+    gpus = tuple(
+        Gpu(
+            uuid=f"GPU-{at}",
+            index=at,
+            memory_bytes=asked.gpu_memory_bytes or 1 << 50,
+            compute_capability=asked.compute_capability,
+        )
+        for at in range(asked.gpus)
+    )
+    disks = (Disk(purpose="weights", path="", free_bytes=asked.disk_bytes, total_bytes=asked.disk_bytes),)
+    host = Host(cpu=Cpu(threads=asked.cpu_threads), memory_bytes=asked.memory_bytes, disks=disks)
+
+    def after(world: World) -> World:
+        nodes = world.nodes
+        for name in new_names(count):
+            facts = Register(
+                node=name,
+                version="",
+                host=host,
+                gpus=gpus,
+                installs=(EngineInstall(engine=need.engine, version=need.version),),
+                labels=dict(need.labels),
+            )
+            made = Node(id=name, stage=Stage.READY, stage_at=0.0, facts=facts, facts_at=0.0, connected=True)
+            nodes = nodes.set(name, made)
+        return attrs.evolve(world, nodes=nodes)
+
+    machines = f"{count} nodes, each with" if count > 1 else "a node with"
+    return Change(("buy", str(count)), BOUGHT * count, f"add {machines} {words}", after)
 
 
 # Other replicas ----------------------------------------------------------------------------------------------

@@ -56,7 +56,11 @@ def machine(need: Need) -> str:
     """What a node must have that no command gives it, in words."""
     resources = need.resources
     if not resources.gpus:
-        words = [f"{resources.cpu_threads} CPU threads"] if resources.cpu_threads else []
+        words = (
+            [f"{resources.cpu_threads} CPU thread{'s' if resources.cpu_threads != 1 else ''}"]
+            if resources.cpu_threads
+            else []
+        )
         words += [f"{resources.memory_bytes / (1 << 30):.1f} GiB of memory"] if resources.memory_bytes else []
         words += [f"{resources.disk_bytes / (1 << 30):.1f} GiB of disk for weights"] if resources.disk_bytes else []
         return " and ".join(words) or "room"

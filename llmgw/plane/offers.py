@@ -141,6 +141,41 @@ def _renamed(test: Evidence, names: Mapping[NodeId, NodeId]) -> Evidence:
     )
 
 
+# Several replicas --------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Places:
+    """A node that takes so many replicas once these changes are made."""
+
+    node: NodeId
+    count: int
+    changes: tuple[Change, ...]
+
+
+def filled(places: Sequence[Places], count: int, limit: int) -> Iterator[tuple[tuple[NodeId, ...], tuple[Change, ...]]]:
+    """Nodes for so many replicas and all of their changes, the least effort first, below a limit."""
+    order = sorted(places, key=lambda p: (effort(p.changes) / p.count, -p.count, p.node, len(p.changes)))
+    found: list[tuple[int, int, tuple[NodeId, ...], tuple[Change, ...]]] = []
+    best, steps = limit, _STEPS
+    stack: list[tuple[int, int, tuple[NodeId, ...], tuple[Change, ...]]] = [(0, count, (), ())]
+    while stack and steps:
+        steps -= 1
+        at, left, among, all_ = stack.pop()
+        if effort(all_) >= best:
+            continue
+        if left <= 0:
+            best = effort(all_)
+            found.append((best, len(all_), tuple(sorted(among)), all_))
+            continue
+        if at == len(order):
+            continue
+        stack.append((at + 1, left, among, all_))
+        if (here := order[at]).node not in among:
+            stack.append((at + 1, left - here.count, (*among, here.node), merged((*all_, *here.changes))))
+    yield from ((among, all_) for *_, among, all_ in sorted(found, key=lambda entry: entry[:3])[:_TRIED])
+
+
 # Groups ------------------------------------------------------------------------------------------------------
 
 

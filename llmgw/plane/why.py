@@ -11,7 +11,7 @@ from llmgw.errors import NotFound
 from llmgw.plane import idle
 from llmgw.plane.changes import Change, in_words
 from llmgw.plane.changes import without as changed_without
-from llmgw.plane.cheapest import cheapest
+from llmgw.plane.cheapest import MOST, cheapest
 from llmgw.plane.checks import Need
 from llmgw.plane.gang import Replica, mates, replicas
 from llmgw.plane.nearest import beyond, nearest, smallest
@@ -45,7 +45,7 @@ class Why:
     standings: tuple[Standing, ...] = ()
     reasons: tuple[Reason, ...] = ()
     smallest_change: str = ""
-    changes: tuple[Change, ...] = ()  # the same, one by one; proved to be enough for one more replica
+    changes: tuple[Change, ...] = ()  # the same, one by one; proved to be enough
 
 
 def why(world: World, name: ModelName, now: float, settings: Settings = DEFAULT) -> Why:
@@ -92,16 +92,18 @@ def why(world: World, name: ModelName, now: float, settings: Settings = DEFAULT)
         change = "join a node: `llmgw ctl token create`, then `llmgw-node join` there"
         return attrs.evolve(found, text=f"{missing}: no node has joined", smallest_change=change)
     whole = "too few nodes pass every check" if model.profile.nodes > 1 else "no node passes every check"
-    looked = _looked_into(attrs.evolve(found, text=f"{missing}: {whole}"), world, model, stranded, now, settings)
+    looked = _looked_into(
+        attrs.evolve(found, text=f"{missing}: {whole}"), world, model, stranded, now, settings, wanted - placed
+    )
     if looked is None:
         return attrs.evolve(found, text=f"{missing} yet; there is room, so the next round places one")
     return looked
 
 
 def _looked_into(
-    found: Why, world: World, model: Model, without: Sequence[Replica], now: float, settings: Settings
+    found: Why, world: World, model: Model, without: Sequence[Replica], now: float, settings: Settings, missing: int = 1
 ) -> Why | None:
-    """The answer with what keeps one more replica away, and the least that would help; None when it fits.
+    """The answer with what keeps more replicas away, and the least that would help; None when one fits.
 
     `without`: replicas that would give back what they hold, since it is them that look for a place.
     """
@@ -110,8 +112,11 @@ def _looked_into(
     if rooms.choose(need, model.name) is not None:
         return None
     reasons = rooms.refused(need)
-    best = cheapest(rest, need, model.name, now, rooms, reasons, settings)
+    every = missing if need.nodes == 1 and missing <= MOST else 1
+    best = cheapest(rest, need, model.name, now, rooms, reasons, settings, every)
     change = in_words(best) or beyond(reasons, need)
+    if change and every < missing:
+        change = f"for one of them: {change}"
     return attrs.evolve(found, reasons=nearest(reasons), smallest_change=change, changes=best)
 
 

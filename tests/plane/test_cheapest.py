@@ -94,19 +94,19 @@ def scales(here: World, name: ModelName) -> list[Change]:
     return found
 
 
-def brute(here: World, some: list[Change] | None = None) -> int | None:
-    """The least effort of all sets of changes that are enough; None when none is that costs less than a machine."""
+def brute(here: World, some: list[Change] | None = None, times: int = 1) -> int | None:
+    """The least effort of all sets of changes that are enough; None when none is that costs less than machines."""
     need, all_ = Need.of(here.models[NEW]), candidates(here) if some is None else some
     best: int | None = None
     for size in range(len(all_) + 1):
         for chosen in itertools.combinations(all_, size):
             spent = effort(chosen)
-            if spent < BOUGHT and (best is None or spent < best):
+            if spent < BOUGHT * times and (best is None or spent < best):
                 if len({change.key[1] for change in chosen if change.key[0] == "scale"}) < sum(
                     change.key[0] == "scale" for change in chosen
                 ):
                     continue  # one model is scaled once
-                if fits(applied(here, chosen), need, NEW, 0.0, list(here.nodes)):
+                if fits(applied(here, chosen), need, NEW, 0.0, list(here.nodes), times=times):
                     best = spent
     return best
 
@@ -172,6 +172,34 @@ def test_no_set_of_changes_costs_less_than_the_one_that_is_named_and_it_is_enoug
     if found:
         assert fits(applied(here, found), need, NEW, 0.0, list(here.nodes))
         assert why(here, NEW, 0.0).smallest_change == in_words(found)
+
+
+@settings(max_examples=100, deadline=None)
+@given(fleets(), st.integers(2, 3))
+def test_no_set_costs_less_that_makes_room_for_several_replicas(here: World, missing: int) -> None:
+    wanted = here.models[NEW]
+    need, rooms, all_ = Need.of(wanted), Rooms(here, 0.0), candidates(here)
+    if rooms.choose(need, NEW) is not None or len(all_) > 10:
+        return
+    found = cheapest(here, need, NEW, 0.0, rooms, rooms.refused(need), missing=missing)
+    bought = any(change.key[0] == "buy" for change in found)
+    spent = effort(found)
+    assert (None if bought or not found else spent) == brute(here, all_, missing), [c.text for c in (*found, *all_)]
+    if found:
+        among = [*here.nodes, *changes.new_names(3)]
+        assert fits(applied(here, found), need, NEW, 0.0, among, times=missing)
+
+
+def test_room_for_all_missing_replicas_is_made_at_once() -> None:
+    here = world(register("n1", threads=2), register("n2", threads=1), models=[model("new", 3, of=profile(threads=1))])
+    for node in ("n1", "n2"):
+        here = operate.cordon(here, NodeId(node), True, CLOCK)[0]
+    found = why(here, NEW, 0.0)
+    assert found.smallest_change == "`llmgw ctl uncordon n1`; `llmgw ctl uncordon n2`"
+    here = attrs.evolve(here, models=here.models.set(NEW, model("new", 4, of=profile(threads=1))))
+    assert why(here, NEW, 0.0).smallest_change == (
+        "`llmgw ctl uncordon n1`; `llmgw ctl uncordon n2`; add a node with 1 CPU thread"
+    )
 
 
 # Replicas of several nodes -----------------------------------------------------------------------------------

@@ -118,4 +118,5 @@ async def test_the_planes_loop_goes_on_while_a_thousand_nodes_are_thought_throug
     late.sort()
     print(f"{took:.2f} s, {len(late)} looks, late by p99 {late[int(0.99 * len(late))]:.4f} s, at most {late[-1]:.4f} s")
     assert took < 10  # two seconds on a machine with nothing else to do
-    assert late[int(0.99 * len(late))] < 0.05
+    assert late[len(late) // 2] < 0.02
+    assert late[-1] < 0.1 + took / 2  # a loop that waits for the answer is late by all of it
