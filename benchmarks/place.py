@@ -28,6 +28,7 @@ from llmgw.wire.facts import (
     GpuFabric,
     GpuLoad,
     Host,
+    Interface,
     ModelName,
     NodeId,
     Port,
@@ -82,12 +83,15 @@ def railed(number: int, kind: str) -> Node:
                 for at in range(8)
             ),
         )
-    facts = replace(facts, features=(GANGS,), address=f"10.{number // 250}.0.{number % 250 + 1}")
+    own = f"10.{number // 250}.0.{number % 250 + 1}"
+    interfaces = [Interface(name="eth20", addresses=(f"{own}/16",), up=True)]
+    interfaces += [Interface(name=f"eth{at}", addresses=(f"{address_of(number, at)}/18",), up=True) for at in range(8)]
+    host = replace(facts.host, interfaces=tuple(interfaces))
+    facts = replace(facts, features=(GANGS,), address=own, host=host)
     return attrs.evolve(plain, facts=facts)
 
 
 def rail(number: int, at: int, kind: str, down: bool) -> Port:
-    address = f"::ffff:10.{100 + at}.{number % 4 * 64 + number // 250}.{number % 250 + 1}"
     return Port(
         device=f"mlx5_{at}",
         kind=kind,
@@ -97,10 +101,19 @@ def rail(number: int, at: int, kind: str, down: bool) -> Port:
         lid=number + 1,
         sm_lid=1,
         netdev=f"eth{at}",
-        gids=(Gid(1, "fe80::1", "RoCE v2", f"eth{at}"), Gid(3, address, "RoCE v2", f"eth{at}"))
-        if kind == "roce"
-        else (),
+        gids=gids(number, at) if kind == "roce" else (),
     )
+
+
+def address_of(number: int, at: int) -> str:
+    return f"10.{100 + at}.{number % 4 * 64 + number // 250}.{number % 250 + 1}"
+
+
+def gids(number: int, at: int) -> tuple[Gid, ...]:
+    """A table as adapters have it: each address twice, for both versions of RoCE."""
+    texts = ("fe80::1", f"::ffff:{address_of(number, at)}")
+    pairs = [(text, kind) for text in texts for kind in ("IB/RoCE v1", "RoCE v2")]
+    return tuple(Gid(index, text, kind, f"eth{at}") for index, (text, kind) in enumerate(pairs))
 
 
 def evidence(nodes: list[Node]) -> Map[tuple[NodeId, NodeId], Evidence]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import attrs
 
@@ -77,17 +78,23 @@ def address_of(gid: str) -> Address | None:
     return whole
 
 
+@lru_cache(maxsize=1 << 16)
+def _interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface | None:
+    """An address in CIDR form. Kept, as every GID of a node is compared with every address of it."""
+    try:
+        return ipaddress.ip_interface(text)
+    except ValueError:
+        return None
+
+
 def _network(address: Address, netdev: str, interfaces: Iterable[Interface]) -> Network:
     """The subnet an address is in: by the interface that has it, else by the usual prefix lengths."""
     for interface in interfaces:
         if netdev and interface.name != netdev:
             continue
         for text in interface.addresses:
-            try:
-                known = ipaddress.ip_interface(text)
-            except ValueError:
-                continue
-            if known.ip == address:
+            known = _interface(text)
+            if known is not None and known.ip == address:
                 return known.network
     return ipaddress.ip_network((address, PREFIX_V4 if address.version == 4 else PREFIX_V6), strict=False)
 
