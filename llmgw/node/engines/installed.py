@@ -146,6 +146,7 @@ class Installed:
         """
         if engine not in self._adapters:
             raise NotFound(f"no engine is called {engine!r}", remedy=f"known are {', '.join(sorted(self._adapters))}")
+        said = ""
         while True:
             await self.refresh(engine)
             outcome = self.choice(engine, version)
@@ -155,9 +156,10 @@ class Installed:
             if coming is None:
                 # A fresh one: an exception that is raised again and again collects tracebacks.
                 raise type(outcome)(outcome.what, remedy=outcome.remedy)
-            seen = self.changed.version
-            if waiting is not None:
-                waiting(f"waits for {engine} {coming.version}".rstrip() + " to be installed")
+            seen, words = self.changed.version, f"waits for {engine} {coming.version}".rstrip() + " to be installed"
+            if waiting is not None and words != said:
+                waiting(words)
+                said = words
             await self.changed.next(seen)
 
     def choice(self, engine: str, version: str) -> Found | LlmgwError:

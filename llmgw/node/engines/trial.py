@@ -66,7 +66,7 @@ class Trial:
         data = output.read_bytes()[-(1 << 20) :]
         told = [line.removeprefix(TOLD) for line in clean(data) if line.startswith(TOLD)]
         if told and status == 0:
-            return str(json.loads(told[-1])["did"])
+            return _did(told[-1])
         if status is None:
             raise Failed(
                 f"{engine.name}: it was not tried to the end within {within:.0f} s", remedy="see installs.try_within"
@@ -168,6 +168,15 @@ class Trial:
         if cause is None:
             return Failed(f"{what}, saying {lines!r}" if lines else what, remedy="run it by hand")
         return Failed(f"{what}: {cause.text}", remedy=cause.remedy)
+
+
+def _did(told: str) -> str:
+    """What a trial says that it did; engines print what they like, so it may be anything."""
+    try:
+        words = json.loads(told)
+    except ValueError:
+        words = None
+    return str(words["did"]) if isinstance(words, dict) and "did" in words else "it was tried"
 
 
 async def _there(engine: Engine, place: Whereabouts) -> None:

@@ -42,8 +42,8 @@ from llmgw.node.runfile import run_to_file
 
 #: An engine's program, by the names it may have in its environment.
 PROGRAMS = {"llamacpp": ("llama-server",), "vllm": ("vllm",), "sglang": ("sglang",)}
-#: Seconds between two looks at the disk and at how far an installer is.
-_WATCH_EVERY = 1.0
+#: Seconds between two looks at the disk; and between two words on how far an installer is, which the plane hears of.
+_WATCH_EVERY, _SAY_EVERY = 1.0, 10.0
 #: What is known of an installation that lasts for hours is its last line; so much of it is shown.
 _MOST_WORDS = 120
 _SYNC_WITHIN = 300.0
@@ -92,9 +92,9 @@ async def install(
     """
     shelf = means.shelf
     partial = shelf.partial(engine.name, version)
-    await trio.to_thread.run_sync(shelf.make)
-    await trio.to_thread.run_sync(shelf.discard, partial)
     try:
+        await trio.to_thread.run_sync(shelf.make)
+        await trio.to_thread.run_sync(shelf.discard, partial)
         await trio.to_thread.run_sync(_room, shelf, source.disk_bytes, means.reserve)
         with output.open("ab") as file, trio.move_on_after(means.within) as scope:
             for step in steps(tool(means), partial, source, means.where, shelf.cache):
@@ -128,6 +128,7 @@ async def _step(
 
     async def watch() -> None:
         nonlocal full
+        said_at = trio.current_time()
         while True:
             await trio.sleep(_WATCH_EVERY)
             free = await trio.to_thread.run_sync(means.shelf.free)
@@ -136,8 +137,10 @@ async def _step(
                     f"only {_size(free)} of disk are left at {means.shelf.root}, and {_size(means.reserve)} stay free"
                 )
                 nursery.cancel_scope.cancel()
-            elif words := await trio.to_thread.run_sync(_last_words, output, begun):
-                say(f"{step.words}: {words}")
+            elif trio.current_time() - said_at >= _SAY_EVERY:
+                said_at = trio.current_time()
+                words = await trio.to_thread.run_sync(_last_words, output, begun)
+                say(f"{step.words}: {words}" if words else step.words)
 
     status: int | None = None
     async with trio.open_nursery() as nursery:

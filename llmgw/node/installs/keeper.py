@@ -92,29 +92,32 @@ class Keeper:
     @property
     def installable(self) -> tuple[str, ...]:
         """The engines that this node can install, by name. Not one whose program its settings name."""
+        site = self.site
         return tuple(
-            sorted(engine for engine in KINDS if not self._installed.named(engine) and not self._why_not(engine))
+            sorted(engine for engine in KINDS if not self._installed.named(engine) and not self._why_not(engine, site))
         )
 
     @property
     def installs(self) -> tuple[EngineInstall, ...]:
         """What is here, what is on its way, and what cannot be here."""
         found = self._installed.installs
-        there = {install.engine for install in found}
+        there, site = {install.engine for install in found}, self.site
         missing = (
             EngineInstall(engine=engine, state=InstallState.UNSUPPORTED, detail=why)
             for engine in sorted(KINDS)
-            if engine not in there and (why := self._why_not(engine))
+            if engine not in there and (why := self._why_not(engine, site))
         )
         return (*found, *missing)
 
-    def _why_not(self, engine: str) -> str:
-        found = self._source((engine, ""))
+    def _why_not(self, engine: str, site: Site) -> str:
+        found = self._source((engine, ""), site)
         return found.why if isinstance(found, Unsupported) else ""
 
-    def _source(self, key: Key) -> Source | Unsupported:
+    def _source(self, key: Key, site: Site | None = None) -> Source | Unsupported:
         engine, version = key
-        return source(engine, version, self.site, self._plane_packages.get(engine), self._own_packages.get(engine))
+        return source(
+            engine, version, site or self.site, self._plane_packages.get(engine), self._own_packages.get(engine)
+        )
 
     # --- what is wanted ------------------------------------------------------------------------------------
 
@@ -212,6 +215,10 @@ class Keeper:
                     failure = error
                 except LlmgwError as error:
                     failure = InstallFailed("failed", error.what, remedy=error.remedy)
+                except Exception as error:
+                    # A defect of ours costs this installation, and not the node its agent.
+                    log.exception("installation failed", engine=key[0], version=found.version)
+                    failure = InstallFailed("internal", f"a defect: {error!r}", remedy="see the agent's log")
                 finally:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(self._end, name, run, failure is not None)

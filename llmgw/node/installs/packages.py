@@ -185,7 +185,6 @@ def _environment(uv: bool, source: Source, where: Where, cache: Path) -> dict[st
     if uv:
         env = {
             "UV_CACHE_DIR": str(cache),
-            "UV_NO_CONFIG": "1",
             "UV_PYTHON_DOWNLOADS": "never",
             "UV_DEFAULT_INDEX": index,
             "UV_INDEX": " ".join(extra),

@@ -12,6 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -155,7 +156,8 @@ class Shelf:
         if path.parent != self.root:
             raise ValueError(f"{path} is not in {self.root}")
         if path.is_symlink():
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
         else:
             shutil.rmtree(path, ignore_errors=True)
 
