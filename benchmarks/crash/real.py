@@ -1,9 +1,10 @@
-"""The crash matrix over real processes: a plane, two agents and llama-server, killed by SIGKILL at random moments.
+"""The crash matrix over real processes: a plane, two agents and llama.cpp, killed by SIGKILL at random moments.
 
-Rounds: something is wanted (more or fewer replicas, another profile, a node drained), and while the fleet is about it
-one to three of its processes are killed, in any combination, and started again. Then the fleet must come to rest:
-exactly the engines that are wanted, their pids those that ctl shows, and nothing else on the machine. A watcher looks
-at all processes all the time, since two of a shard may be there for a moment only.
+Rounds: something is wanted (more or fewer replicas, of one node or over both, another profile, a node drained), and
+while the fleet is about it one to three of its processes are killed, in any combination, and started again. Then the
+fleet must come to rest: exactly the engines that are wanted, their pids those that ctl shows, the members of a replica
+at one generation and answering, and nothing else on the machine. A watcher looks at all processes all the time, since
+two of a shard may be there for a moment only.
 """
 
 from __future__ import annotations
@@ -31,31 +32,49 @@ REST_WITHIN = 150.0
 #: Seconds for which everything must then stay as it is.
 STAY = 2.0
 LOOK_EVERY = 0.05
+PROGRAMS = ("llama-server", "rpc-server", "ggml-rpc-server")
+
+#: Over both nodes: llama-server leads on one, rpc-server follows on the other.
+WIDE = """
+[[models]]
+name = "wide"
+replicas = {replicas}
+[models.profile]
+engine = "llamacpp"
+source = "{source}"
+context = {context}
+nodes = 2
+args = ["-np", "1"]
+ready_within = "40s"
+resources = {{ memory = "64MiB" }}
+"""
 
 
 @attrs.frozen
 class Running:
-    """One llama-server that an agent of the rig started for a shard."""
+    """One engine that an agent of the rig started for a shard."""
 
     pid: int
     state: str
     shard: str
     generation: str
+    program: str
 
 
 def running(mark: str) -> Iterator[Running]:
     """Every engine of the rig that lives now, as the machine's own kernel shows it."""
     for pid in leftovers(mark):
         try:
-            program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+            program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             pairs = [word.partition(b"=") for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
         except OSError:
             continue
         env = {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
         # The shell that waits at the gate has the same environment and is no engine yet.
-        if b"llama-server" in program and state not in "ZX" and SHARD in env:
-            yield Running(pid, env[STATE], env[SHARD], env[GENERATION])
+        name = Path(program).name
+        if name in PROGRAMS and state not in "ZX" and SHARD in env:
+            yield Running(pid, env[STATE], env[SHARD], env[GENERATION], name)
 
 
 @attrs.define
@@ -69,6 +88,7 @@ class Tally:
     lost: list[str] = attrs.field(factory=list)
     orphans: list[str] = attrs.field(factory=list)
     rests: list[float] = attrs.field(factory=list)
+    wide: int = 0  # how often a replica over both nodes was there at the end of a round, and answered
 
     @property
     def found(self) -> int:
@@ -83,6 +103,7 @@ class Killer:
     rng: random.Random
     tally: Tally
     replicas: int = 0
+    wide: int = 0
     context: int = 2048
     source: Path = Path()
 
@@ -101,34 +122,40 @@ class Killer:
 
     async def want(self) -> str:
         """Something that makes the fleet start, stop, drain or replace; what it was, in words."""
-        kind = self.rng.choice(("nothing", "replicas", "replicas", "profile", "drain", "none"))
+        kind = self.rng.choice(("nothing", "nothing", "replicas", "wide", "wide", "profile", "drain", "none"))
         if kind == "drain":
             node = self.rng.choice(("n1", "n2"))
             await self.fleet.api.post(f"nodes/{node}/drain")
             return f"drain {node}"
         if kind == "none":
-            self.replicas = 0
+            self.replicas = self.wide = 0
+        elif kind == "wide":
+            self.wide = self.rng.choice((0, 1, 1, 2))
         elif kind == "replicas":
             self.replicas = self.rng.randint(1, 3)
         elif kind == "profile":
             self.context = 1024 if self.context == 2048 else 2048
         if kind != "nothing":
             await self.apply()
-        return f"{kind}: {self.replicas} replicas of context {self.context}"
+        return f"{kind}: {self.replicas} replicas, {self.wide} over both nodes, of context {self.context}"
 
     async def apply(self) -> None:
         text = MODEL.format(name="tiny", replicas=self.replicas, source=self.source)
         text = text.replace("context = 2048", f"context = {self.context}") if self.replicas else ""
+        if self.wide:
+            text += WIDE.format(replicas=self.wide, source=self.source, context=self.context)
         (await self.fleet.api.post("apply", content=text)).raise_for_status()
 
     async def kill(self, what: str) -> None:
         """SIGKILL to one process, and a while later another one in its place (an engine is the fleet's to replace)."""
-        self.tally.kills[what] += 1
         if what == "engine":
             engines = list(running(self.fleet.mark))
             if engines:
-                os.kill(self.rng.choice(engines).pid, signal.SIGKILL)
+                victim = self.rng.choice(engines)
+                self.tally.kills[victim.program] += 1
+                os.kill(victim.pid, signal.SIGKILL)
             return
+        self.tally.kills[what] += 1
         process = self.fleet.plane if what == "plane" else self.fleet.nodes[what]
         assert process is not None
         await self.fleet.kill(process)
@@ -162,6 +189,9 @@ class Killer:
                 since, before = now, now_is
             elif now - since >= STAY:
                 self.tally.rests.append(since - began)
+                if self.wide:
+                    await self.answers(words)
+                    self.tally.wide += 1
                 return
             if now - began > REST_WITHIN:
                 engines = list(running(self.fleet.mark))
@@ -173,6 +203,13 @@ class Killer:
                 raise AssertionError(f"after {words}: {now_is}; {engines}")
             await trio.sleep(0.1)
 
+    async def answers(self, words: str) -> None:
+        """Only a whole replica can answer."""
+        async with httpx.AsyncClient(timeout=30) as client:
+            answer = await self.fleet.chat(client, model="wide", max_tokens=4)
+        if answer.status_code != 200:
+            self.tally.lost.append(f"{words}: a replica over both nodes answers {answer.status_code}: {answer.text}")
+
     async def at_rest(self) -> frozenset[int] | str:
         """The pids that run, when they are exactly those wanted and shown; why it is not at rest, else."""
         try:
@@ -182,9 +219,12 @@ class Killer:
             return f"the plane does not answer: {error!r}"
         if not all(node["connected"] for node in nodes):
             return "a node is not connected"
-        states = [replica["state"] for replica in replicas]
-        if states != ["ready"] * self.replicas:
-            return f"{self.replicas} replicas are wanted, and there are {states}"
+        states = sorted((str(replica["model"]), str(replica["state"])) for replica in replicas)
+        if states != [("tiny", "ready")] * self.replicas + [("wide", "ready")] * self.wide:
+            return f"{self.replicas} replicas are wanted and {self.wide} over both nodes, and there are {states}"
+        for replica in replicas:
+            if len({shard["generation"] for shard in replica["shards"]}) > 1:
+                return f"the members of {replica['id']} are of different generations"
         shown = {shard["pid"]: shard for replica in replicas for shard in replica["shards"]}
         engines = list(running(self.fleet.mark))
         for engine in engines:
@@ -203,7 +243,7 @@ async def kill_often(kills: int, seed: int, tally: Tally, root: Path, until: flo
     """So many kills on one rig, as far as time allows; raises AssertionError when it does not come to rest."""
     async with rig(root, nodes=2) as fleet:
         source = write_tiny(root / "tiny.gguf")
-        killer = Killer(fleet, random.Random(seed), tally, replicas=2, source=source)
+        killer = Killer(fleet, random.Random(seed), tally, replicas=2, wide=1, source=source)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(killer.watch)
             await killer.apply()
@@ -219,7 +259,7 @@ async def kill_often(kills: int, seed: int, tally: Tally, root: Path, until: flo
 
 def killed(kills: int, seed: int = 1, minutes: float = 120.0) -> int:
     """Run the real half and print its table; how much was found. No round begins after so many minutes."""
-    print(f"over real processes (a plane, two agents, llama-server), {kills} times SIGKILL:", flush=True)
+    print(f"over real processes (a plane, two agents, llama.cpp), {kills} times SIGKILL:", flush=True)
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="llmgw-crash-") as root:
         try:
@@ -228,9 +268,9 @@ def killed(kills: int, seed: int = 1, minutes: float = 120.0) -> int:
             print(error.exceptions[0])
     each = ", ".join(f"{what} {count}" for what, count in sorted(tally.kills.items()))
     rests = sorted(tally.rests) or [0.0]
-    print("  kills  rounds   looks  duplicates  lost  orphans  median to rest  longest")
+    print("  kills  rounds  with gangs   looks  duplicates  lost  orphans  median to rest  longest")
     print(
-        f"  {tally.kills.total():5}  {tally.rounds:6}  {tally.looks:6}  {len(tally.duplicates):10}  "
+        f"  {tally.kills.total():5}  {tally.rounds:6}  {tally.wide:10}  {tally.looks:6}  {len(tally.duplicates):10}  "
         f"{len(tally.lost):4}  "
         f"{len(tally.orphans):7}  {rests[len(rests) // 2]:12.1f} s  {rests[-1]:5.1f} s"
     )
