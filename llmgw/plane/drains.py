@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import attrs
+
 from llmgw.plane.event import Event
-from llmgw.plane.world import Node, Settings, Shard, World
+from llmgw.plane.world import Node, Settings, Shard, Want, World
 from llmgw.wire.facts import NodeId
 
 
@@ -22,6 +24,21 @@ def within(nodes: Iterable[Node | None], settings: Settings) -> float:
 def of_replica(world: World, members: Iterable[Shard], settings: Settings) -> float:
     """The same for the members of one replica."""
     return within((world.nodes.get(shard.node) for shard in members), settings)
+
+
+def kept(before: World, after: World, settings: Settings) -> World:
+    """The world after a drain was taken back, in which what finishes already has as long as it had before."""
+    leaving = {shard.replica for shard in after.shards.values() if shard.want is Want.DRAIN}
+    shards = after.shards
+    for replica in leaving:
+        members = [shard for shard in after.shards.values() if shard.replica == replica]
+        longer = of_replica(before, members, settings) - of_replica(after, members, settings)
+        if longer > 0:
+            for shard in members:
+                if shard.want_at is not None:
+                    moved = attrs.evolve(shard, want_at=shard.want_at + longer, want_clock=shard.want_clock + longer)
+                    shards = shards.set(shard.id, moved)
+    return after if shards is after.shards else attrs.evolve(after, shards=shards)
 
 
 def left(world: World, node: NodeId) -> int:

@@ -218,14 +218,22 @@ class Fleet:
 
     async def cordon(self, node: NodeId, on: bool) -> None:
         """A cordoned node takes no new shard; what runs there stays. Off also ends a drain."""
-        await self._change(lambda world: operate.cordon(world, node, on, self._wall()))
+        await self._change(lambda world: self._kept(world, operate.cordon(world, node, on, self._wall())))
 
     async def drain(self, node: NodeId, on: bool, within: float | None = None) -> None:
         """A draining node's replicas are started elsewhere, then stopped here; it takes no new shard.
 
         What leaves it may finish its requests for `within` seconds; None: for as long as `Settings.drain` says.
         """
-        await self._change(lambda world: operate.drain(world, node, on, self._wall(), within))
+
+        def change(world: World) -> operate.Changed:
+            changed = operate.drain(world, node, on, self._wall(), within)
+            return changed if on else self._kept(world, changed)
+
+        await self._change(change)
+
+    def _kept(self, before: World, changed: operate.Changed) -> operate.Changed:
+        return drains.kept(before, changed[0], self._settings), changed[1]
 
     async def scale(self, model: str, replicas: int) -> None:
         """So many replicas of a model, until models are applied again. Raises NotFound, BadInput."""

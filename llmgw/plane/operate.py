@@ -28,7 +28,17 @@ Changed = tuple[World, tuple[Event, ...]]
 
 
 def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
-    """These models, and no others, are wanted."""
+    """These models, and no others, are wanted.
+
+    One that comes back before all that it ran is gone gets a revision that none of that has, so that its shards of then
+    are not taken for those of its profile now.
+    """
+    left: dict[ModelName, int] = {}
+    fresh = set(models) - set(world.models)
+    for shard in world.shards.values() if fresh else ():
+        left[shard.model] = max(left.get(shard.model, 0), shard.revision)
+    for name in fresh & set(left):
+        models = models.set(name, structs.replace(models[name], revision=left[name] + 1))
     events: list[Event] = []
 
     def say(kind: str, name: str, text: str) -> None:

@@ -69,12 +69,13 @@ def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> Worl
                 if before is not None and (before.node != shard.node or (before.rank == 0 and size(before) > 1)):
                     # A leader starts again only when the others are ready: until then its older process is a stray.
                     strays = _with_strays(strays, _left_behind(world, before))
-                shards = shards.set(shard.id, attrs.evolve(shard, placed_clock=clock, want_at=now))
+                shards = shards.set(shard.id, attrs.evolve(shard, placed_clock=clock, want_at=now, want_clock=0.0))
                 retired = retired.delete(shard.id) if shard.id in retired else retired
             case Drain(shard=id, why=why) | Stop(shard=id, why=why):
                 if (known := shards.get(id)) is not None:
                     want = Want.DRAIN if isinstance(step, Drain) else Want.STOP
-                    shards = shards.set(id, attrs.evolve(known, want=want, want_at=now, why=why, not_before=None))
+                    gone = attrs.evolve(known, want=want, want_at=now, want_clock=clock, why=why, not_before=None)
+                    shards = shards.set(id, gone)
             case GiveUp(shard=id):
                 if (known := shards.get(id)) is not None:
                     strays = _with_strays(strays, _left_behind(world, known))

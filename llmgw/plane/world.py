@@ -280,6 +280,7 @@ class Shard:
     last_failure: Failure | None = None
     want_at: float | None = None  # since when `want` is what it is; None: since before the plane started
     failed_here: int = 0  # failures in a row on this node
+    want_clock: float = 0.0  # `want_at` on the wall, of what is wanted to go: a restart of the plane moves no deadline
 
     @property
     def state(self) -> ShardState:

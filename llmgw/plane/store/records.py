@@ -71,6 +71,7 @@ class ShardRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed_here: int = 0
     first_failure: Failure | None = None
     last_failure: Failure | None = None
+    want_clock: float = 0.0
 
 
 def node_record(node: Node) -> NodeRecord:
@@ -106,6 +107,7 @@ def shard_record(shard: Shard) -> ShardRecord:
         failed_here=shard.failed_here,
         first_failure=shard.first_failure,
         last_failure=shard.last_failure,
+        want_clock=shard.want_clock,
     )
 
 
@@ -192,7 +194,7 @@ def world_of(values: Mapping[str, bytes], now: float, clock: float) -> World:
             id = NodeId(key.removeprefix(NODES))
             nodes[id] = _node(id, _read(key, value, NodeRecord), now, clock)
         elif key.startswith(SHARDS):
-            shard = _shard(ShardId(key.removeprefix(SHARDS)), _read(key, value, ShardRecord))
+            shard = _shard(ShardId(key.removeprefix(SHARDS)), _read(key, value, ShardRecord), now, clock)
             shards[shard.id] = shard
         elif key.startswith(RETIRED):
             retired[ShardId(key.removeprefix(RETIRED))] = _read(key, value, int)
@@ -240,9 +242,11 @@ def _node(id: NodeId, record: NodeRecord, now: float, clock: float) -> Node:
     )
 
 
-def _shard(id: ShardId, record: ShardRecord) -> Shard:
+def _shard(id: ShardId, record: ShardRecord, now: float, clock: float) -> Shard:
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    return Shard(id=id, **fields)
+    # What it still serves has its time, however often the plane starts anew meanwhile.
+    finishing = record.want is Want.DRAIN and record.want_clock > 0
+    return Shard(id=id, want_at=now - max(0.0, clock - record.want_clock) if finishing else None, **fields)
 
 
 def _read(key: str, value: bytes, kind: type[S]) -> S:
