@@ -33,12 +33,10 @@ def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
     One that comes back before all that it ran is gone gets a revision that none of that has, so that its shards of then
     are not taken for those of its profile now.
     """
-    left: dict[ModelName, int] = {}
     fresh = set(models) - set(world.models)
     for shard in world.shards.values() if fresh else ():
-        left[shard.model] = max(left.get(shard.model, 0), shard.revision)
-    for name in fresh & set(left):
-        models = models.set(name, structs.replace(models[name], revision=left[name] + 1))
+        if shard.model in fresh and shard.revision >= models[shard.model].revision:
+            models = models.set(shard.model, structs.replace(models[shard.model], revision=shard.revision + 1))
     events: list[Event] = []
 
     def say(kind: str, name: str, text: str) -> None:

@@ -12,7 +12,9 @@ from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.errors import Conflict, NotFound
+from llmgw.plane import operate
 from llmgw.plane.gateway.route import routes_of
+from llmgw.plane.models import revised
 from llmgw.plane.plan import plan
 from llmgw.plane.rollout import KEPT, Rollout, Rollouts, after_change, of_revision, rolled_back, rollout_of
 from llmgw.plane.store.records import Stored, world_of
@@ -122,6 +124,15 @@ def test_a_revision_always_names_one_profile(changes: list[int]) -> None:
         assert seen.setdefault(here.revision, here.profile.args) == here.profile.args
         assert len(here.history) <= KEPT
         assert here.revision not in {past.revision for past in here.history}
+
+
+def test_a_model_that_comes_back_at_once_with_another_profile_does_not_keep_what_it_ran_before() -> None:
+    here = served("n1", "n2", of=tiny(1))
+    here, _ = operate.want(here, Map(), CLOCK)
+    here, _ = operate.want(here, revised(here.models, (replace(tiny(1), profile=of("--other")),)), CLOCK)
+    assert here.models[TINY].revision == 2
+    here, *_ = rolled(here)
+    assert [s.spec.args for s in here.shards.values()] == [("--other",)]
 
 
 # Going on -------------------------------------------------------------------------------------------------

@@ -295,6 +295,7 @@ class Planner(RuleBasedStateMachine):
             if unplaced is None:
                 assert len(running) == wanted.replicas
                 assert all(r.ready and r.runs and r.revision == wanted.revision for r in running)
+                assert all(r.leader.spec.args == wanted.profile.args for r in running)
 
 
 def shuffled(world: World) -> World:
