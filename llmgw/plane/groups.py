@@ -7,6 +7,7 @@ within a bounded number of steps, which it does where bad pairs are few or come 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from typing import Generic, TypeVar
 
@@ -41,8 +42,14 @@ class Way:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Settles ties, the same every time."""
-        return (*self.rank, self.over, self.site, self.version, sorted(self.rails))
+        """Settles ties, the same every time: the newer version first."""
+        return (*self.rank, self.over, self.site, _newest(self.version), sorted(self.rails))
+
+
+def _newest(version: str) -> tuple[tuple[int, str], ...]:
+    """A version as something that sorts before older ones: 0.10.1 before 0.10 before 0.9; an unknown one last."""
+    parts = [part for part in re.split(r"([0-9]{1,9})", version) if part not in ("", ".")]
+    return (*((-1 - int(part), "") if part.isdecimal() else (2, part) for part in parts), (1, ""))
 
 
 #: Sets of rails that are looked at, at most: a fleet whose every node misses other rails has too many to try.

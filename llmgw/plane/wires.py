@@ -189,6 +189,8 @@ def _fault(node: Node, port: Port, usual: Mapping[tuple[str, str], float]) -> Fa
     unread = any("lid" in file for file in port.unreadable)
     if port.kind == "ib" and state and port.lid is None and port.sm_lid is None and not unread:
         return Fault(port.device, "no subnet manager configured it")
+    if node.facts is not None and node.facts.host.limits.uverbs is False:
+        return Fault(port.device, "no /dev/infiniband/uverbs* to open it by")
     subject = f"port:{port.device}/{port.number}"
     known = False
     for (about, code), open_ in node.problems.items():

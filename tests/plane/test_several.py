@@ -15,7 +15,7 @@ from llmgw.plane import operate
 from llmgw.plane.checks import Need
 from llmgw.plane.place import Choice, Rooms
 from llmgw.plane.world import DEFAULT, Shard, World
-from llmgw.wire.facts import EngineInstall, GpuFabric, Imex, NodeId, Port, Weights
+from llmgw.wire.facts import EngineInstall, GpuFabric, HostLimits, Imex, NodeId, Port, Weights
 from tests.plane.fabrics_of import (
     CLUSTER,
     addressed,
@@ -154,6 +154,16 @@ def test_rails_are_narrowed_to_those_in_common_where_so_many_do() -> None:
     assert nodes(here, wanted(2, rails=3)) == ()
     assert [row for row in told(here, wanted(2, rails=3)) if row[0] == "n2"] == [
         ("n2", "rails", "mlx5_2: down", "up at full rate")
+    ]
+
+
+def test_adapters_that_no_process_may_open_are_no_rails() -> None:
+    """In a container without /dev/infiniband the adapters are seen and cannot be used (RA06)."""
+    shut = labelled("n2", 2)
+    shut = replace(shut, host=replace(shut.host, limits=HostLimits(uverbs=False)))
+    here = world(labelled("n1", 2), shut)
+    assert [row for row in told(here, wanted(2, rails=1)) if row[0] == "n2"] == [
+        ("n2", "rails", f"mlx5_{n}: no /dev/infiniband/uverbs* to open it by", "up at full rate") for n in range(2)
     ]
 
 
@@ -303,10 +313,21 @@ def having(name: str, *versions: str, installable: tuple[str, ...] = ()) -> obje
 def test_all_members_have_one_version_of_the_engine() -> None:
     here = world(having("n1", "0.31"), having("n2", "0.32"), having("n3", "0.31", "0.32"))  # type: ignore[arg-type]
     choice = chosen(here, wanted(2))
-    assert (choice.nodes, choice.version) == (("n1", "n3"), "0.31")
+    assert (choice.nodes, choice.version) == (("n2", "n3"), "0.32")
+    assert nodes(here, wanted(2), avoid=["n2"]) == ("n1", "n3")
     rows = {row[0]: row for row in told(here, wanted(3))}
     assert rows["n2"] == ("n2", "engine-match", "0.32", "vllm 0.31")
     assert rows["n1"][1] == "engine-match"
+
+
+def test_of_two_versions_that_all_have_the_newer_is_taken() -> None:
+    here, of = world(having("n1", "0.9", "0.10"), having("n2", "0.9", "0.10")), wanted(2)  # type: ignore[arg-type]
+    choice = chosen(here, of)
+    assert choice.version == "0.10"
+    here, shards = placed(here, of, choice)
+    again = rehearsed(here, shards, of)
+    assert again is not None
+    assert again.version == "0.10"
 
 
 def test_members_may_install_the_version_that_is_asked_for() -> None:
