@@ -81,8 +81,11 @@ class _Planner:
         here = [shard for shard in replica.members if not self._dropped(shard)]
         if here:
             self.leaving.add(replica.model)
+        # Not heard of yet: the plane has just started, and what the gateways send there goes on.
         finishing = len(here) == len(replica.members) == size(replica.leader) and all(
-            shard.want is Want.DRAIN and shard.state in (ShardState.READY, ShardState.DRAINING) for shard in here
+            shard.want is Want.DRAIN
+            and (shard.status is None or shard.state in (ShardState.READY, ShardState.DRAINING))
+            for shard in here
         )
         if finishing:
             since, within = replica.leader.want_at, drains.of_replica(self.world, here, self.settings)

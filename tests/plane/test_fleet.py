@@ -493,9 +493,10 @@ async def test_a_plane_that_starts_anew_keeps_the_deadline_of_a_drain(autojump_c
         await trio.sleep(300)
         runs = {"n1": first.runs, "n2": second.runs}
     async with plane(store) as p:
-        for name, running in runs.items():
-            p.agent(name, running)
-        await trio.sleep(295)
+        p.agent("n2", runs["n2"])
+        await trio.sleep(60)  # longer than the plane waits for its nodes
+        p.agent("n1", runs["n1"])
+        await trio.sleep(235)
         assert finishing(p) == ["tiny-0-0"]
         await trio.sleep(10)
         assert p.where() == {"tiny-1-0": ("n2", 1)}
