@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from llmgw.plane.rollout import after_change
 from llmgw.plane.world import Model, Profile, slug
-from llmgw.toml import Bytes, Seconds, Table, near, read_toml
+from llmgw.toml import BadToml, Bytes, Seconds, Table, near, read_toml
 from llmgw.wire.facts import ModelName, Resources
 
 #: Engines that a profile may name. A node's own adapters decide which of them it can run.
@@ -160,13 +160,31 @@ def _model(table: Table, profiles: Mapping[str, dict[str, Any]]) -> Model:
     if resources.gpu_memory_bytes and not resources.gpus:
         raise table.error("gpu_memory is asked for, but no GPUs", "resources", remedy="set gpus as well")
     made = Profile(**merged, resources=resources)
-    if made.network == "tcp" and made.rails:
-        raise table.error(
-            f"{made.rails} rails are asked for, but its nodes are joined by TCP",
-            "rails" if "rails" in table.values else "network",
-            remedy='rails are RDMA\'s: set network = "rdma", or leave rails out',
-        )
+    _joined(table, made)
     return Model(name=ModelName(name), profile=made, replicas=replicas, surge=surge, idle=float(idle))
+
+
+def _joined(table: Table, made: Profile) -> None:
+    """Raise for what cannot join the nodes of a replica."""
+
+    def refuse(words: str, key: str, remedy: str) -> BadToml:
+        return table.error(words, key if key in table.values else "profile", remedy=remedy)
+
+    if made.rails and made.network in ("tcp", "nvlink"):
+        joined = "TCP" if made.network == "tcp" else "NVLink"
+        raise refuse(
+            f"{made.rails} rails are asked for, but its nodes are joined by {joined}",
+            "rails",
+            'rails are RDMA\'s: set network = "rdma", or leave rails out',
+        )
+    if made.nodes > 1 and made.engine == "llamacpp" and made.network in ("rdma", "nvlink"):
+        raise refuse(
+            f"llama.cpp's members reach each other by TCP, not by {made.network}",
+            "network",
+            'set network = "tcp", or leave it out',
+        )
+    if made.nodes > 1 and made.network == "nvlink" and not made.resources.gpus:
+        raise refuse("NVLink joins GPUs, but no GPUs are asked for", "network", "set gpus in its resources as well")
 
 
 def _apart(table: Table, model: Model, known: list[str]) -> None:

@@ -124,6 +124,11 @@ network = ""
     assert (small.profile.nodes, small.profile.network, small.surge, small.idle) == (4, "", 1, 0.0)
 
 
+def test_what_joins_several_nodes_does_not_matter_to_a_replica_of_one() -> None:
+    (found,) = models_of(A.replace("vllm", "llamacpp") + 'network = "nvlink"')
+    assert (found.profile.nodes, found.profile.network) == (1, "nvlink")
+
+
 def test_engines_may_be_written_as_people_write_them() -> None:
     (found,) = models_of('[[models]]\nname = "a"\nengine = "llama.cpp"\nsource = "/m"')
     assert found.profile.engine == "llamacpp"
@@ -190,6 +195,13 @@ BAD = [
     (
         A + 'network = "tcp"\nrails = 8',
         "line 6: models[0].rails: 8 rails are asked for, but its nodes are joined by TCP",
+    ),
+    (A + 'network = "nvlink"\nrails = 8', "8 rails are asked for, but its nodes are joined by NVLink"),
+    (A + 'nodes = 2\nnetwork = "nvlink"', "line 6: models[0].network: NVLink joins GPUs, but no GPUs are asked for"),
+    (
+        '[profiles.p]\nengine = "llamacpp"\nnodes = 2\nnetwork = "rdma"\n'
+        '[[models]]\nname = "a"\nsource = "/m"\nprofile = "p"',
+        "line 8: models[0].profile: llama.cpp's members reach each other by TCP, not by rdma: set network",
     ),
     (A + 'spread = "rack=3"', "'rack=3' cannot be a label's name: give the label's name alone"),
     (A + 'apart = "b"', "apart: a list is due, not the text 'b'"),
