@@ -103,7 +103,7 @@ class Rooms:
 
         `shards` are all of its members, by rank.
         """
-        need, rooms = self._whole(need), []
+        need, rooms = self.whole(need), []
         for shard in shards:
             found = self.room(shard.node, without=shard.id)
             if found is None or next(refusals(found, need, despite_cordon=True), None) is not None:
@@ -115,7 +115,7 @@ class Rooms:
 
     def choose(self, need: Need, model: ModelName, avoid: Collection[NodeId] = ()) -> Choice | None:
         """The best nodes for one more replica of a model, none of `avoid`; None when too few have room."""
-        need = self._whole(need)
+        need = self.whole(need)
         scores = self._fresh(need)
         entry = self._entries(need, model)
         again = (need, model) in self._asked and not need.spread
@@ -136,7 +136,7 @@ class Rooms:
 
     def refused(self, need: Need) -> tuple[Reason, ...]:
         """Every node's failing checks, by node name; and why those that pass make no replica of several nodes."""
-        need = self._whole(need)
+        need = self.whole(need)
         found: dict[NodeId, list[Reason]] = {}
         passing: list[Room] = []
         for node in sorted(self._nodes):
@@ -150,7 +150,7 @@ class Rooms:
                 found[reason.node].append(reason)
         return tuple(reason for reasons in found.values() for reason in reasons)
 
-    def _whole(self, need: Need) -> Need:
+    def whole(self, need: Need) -> Need:
         """The need with what the world adds to it: the models that name this one as apart, and the memory that its
         kind of run takes. Two models that ask for as much are the same from there on."""
         found = self._wholes.get(need)
