@@ -50,7 +50,8 @@ ROWS = (
     ),
     Row.of(
         "python-too-old",
-        r"requires a different Python|Requires-Python|because the current Python version|does not satisfy Python",
+        r"requires a different Python|Requires-Python|[Bb]ecause the current Python version"
+        r"|does not satisfy Python|[Bb]ecause \S+ requires Python",
         "it does not fit this version of Python",
         "name a Python that it supports by installs.python",
     ),

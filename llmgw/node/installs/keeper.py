@@ -231,7 +231,7 @@ class Keeper:
             log.info("engine is not installed: it is wanted no more", engine=key[0], version=found.version)
             self._installed.coming(key, None)
         elif failure is not None:
-            self._failed(key, failure, trio.current_time() - began)
+            await self._failed(key, failure, trio.current_time() - began)
         else:
             self._failures.pop(key, None)
             await self._installed.refresh(key[0])
@@ -249,7 +249,7 @@ class Keeper:
         version = found.version if isinstance(found, Source) else key[1]
         self._installed.coming(key, EngineInstall(engine=key[0], version=version, state=state, detail=words))
 
-    def _failed(self, key: Key, error: InstallFailed, took: float) -> None:
+    async def _failed(self, key: Key, error: InstallFailed, took: float) -> None:
         before = self._failures.get(key)
         attempt = 0 if before is None else before.attempt + 1
         # Half of the delay at least: a package index is nobody's to be hammered at.
@@ -259,6 +259,9 @@ class Keeper:
         now = trio.current_time()
         self._failures[key] = _Failure(attempt, now + bound * (0.5 + random.random() / 2), now)
         self._tell(key, InstallState.FAILED, str(error))
+        if error.kind not in ("no-network", "too-slow"):
+            # What was downloaded may be what is wrong.
+            await trio.to_thread.run_sync(self._means.shelf.forget_downloads)
         log.warning("engine could not be installed", engine=key[0], version=key[1], why=str(error), seconds=round(took))
 
     def _begin(self, name: ShardId) -> tuple[RunName, Path]:

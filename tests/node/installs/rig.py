@@ -55,7 +55,7 @@ class Site:
         shelf = self.shelf
         installed = Installed([LlamaCpp(), Vllm()], commands=self.commands, state=self.root, shelf=shelf)
         logs = Logs(self.root / "logs", Ring())
-        more: dict[str, Any] = {"installer": "pip", "reserve": 0, "try_within": 20.0} | self.more
+        more: dict[str, Any] = {"reserve": 0, "try_within": 20.0} | self.more
         means = Means(
             state=self.root,
             shelf=shelf,

@@ -72,6 +72,7 @@ SAID = [
             " depends on Python>=3.14, we can conclude that your requirements are unsatisfiable.",
         ),
     ),
+    ("python-too-old", ("  cause: Because vllm==0.32.0 requires Python >=3.99 and you require vllm==0.32.0, we can",)),
     ("other-platform", ("  cause: Because vllm==0.32.0 has no usable wheels and you require vllm==0.32.0",)),
     (
         "broken-wheel",
