@@ -32,26 +32,39 @@ def refusals(reach: Reach, passing: Sequence[Room], need: Need, taken: Callable[
             reached.append((room, ways))
         else:
             yield from _wireless(reach, room, need)
+    told: set[NodeId] = set()
+    for reason in _apart(reach, reached, need, taken):
+        told.add(reason.node)
+        yield reason
+    for room, _ in reached:
+        if room.node.id not in told:
+            text = f"passes, and reaches no {need.nodes - 1} others with which nothing is wrong"
+            yield _no(room, "nodes", f"fewer than {need.nodes} nodes", f"{need.nodes} nodes", text)
+
+
+def _apart(reach: Reach, reached: _Reached, need: Need, taken: Callable[[Node], set[int]]) -> Iterator[Reason]:
+    """What is wrong between nodes that reach others at all."""
     if len(reached) < need.nodes:
         yield from _too_few(reached, need)
         return
     wires = _groups(reached, plain=True)
-    enough = {way for way, rooms in wires.items() if len(rooms) >= need.nodes}
+    enough = {way: rooms for way, rooms in wires.items() if len(rooms) >= need.nodes}
     for room, ways in reached:
         if not any(_plain(way) in enough for way in ways):
             yield _alone(reach, room, ways, wires, need)
-    if not enough:
-        return
     exact = {way: rooms for way, rooms in _groups(reached).items() if len(rooms) >= need.nodes}
-    if not exact:
-        yield from _versions([wires[way] for way in enough], need)
-        return
     told: set[tuple[NodeId, str]] = set()
-    for way, rooms in sorted(exact.items(), key=lambda item: (-len(item[1]), item[0].order)):
-        for reason in _between(reach, way, rooms, need, taken):
+    for way, rooms in sorted(enough.items(), key=_largest):
+        same = [found for found in sorted(exact.items(), key=_largest) if _plain(found[0]) == way]
+        reasons = (reason for one, there in same for reason in _between(reach, one, there, need, taken))
+        for reason in reasons if same else _versions(rooms, need):
             if (reason.node, reason.value) not in told:
                 told.add((reason.node, reason.value))
                 yield reason
+
+
+def _largest(group: tuple[Way, list[Room]]) -> tuple[int, tuple[object, ...]]:
+    return -len(group[1]), group[0].order
 
 
 def _plain(way: Way) -> Way:
@@ -156,9 +169,8 @@ def _where(way: Way) -> tuple[str, str]:
     return f"{_rails(way)} on {names}", "fabric"
 
 
-def _versions(groups: Sequence[list[Room]], need: Need) -> Iterator[Reason]:
+def _versions(rooms: Sequence[Room], need: Need) -> Iterator[Reason]:
     """Nodes that reach one another and have different versions of the engine."""
-    rooms = max(groups, key=len)
     counts = Counter(version for room in rooms for version in installed_versions(room.node, need))
     usual = min(counts, key=lambda version: (version == "", -counts[version], version))
     wanted = f"{need.engine} {usual}".strip()
@@ -187,10 +199,9 @@ def _between(
                 test = _test(reach, room.node.id, foe)
                 if test is not None:
                     pair = (min(room.node.id, foe), max(room.node.id, foe))
-                    age = reach.age(test)
-                    figure = next(
-                        (test.figures[end] for end in reach.bad(pair, test, way) if end in test.figures), "bad"
-                    )
+                    bad = reach.bad(pair, test, way)
+                    age = reach.age(test, bad[0])
+                    figure = next((test.figures[end] for end in bad if end in test.figures), "bad")
                     value = figure if age is None else f"{figure}, tested {_long(age)} ago"
                     more = f"; and {len(mine) - 1} more pairs" if len(mine) > 1 else ""
                     text = f"was tested bad with {foe}: {test.text or value}{more}"
