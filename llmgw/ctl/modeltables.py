@@ -148,7 +148,7 @@ def _network(member: MemberView) -> tuple[Cell, ...]:
         str(shard.rank),
         shard.node,
         ", ".join(member.rdma) or "sockets",
-        clean(shard.network) or "nothing yet",
+        clean(shard.network) or ("nothing of it" if shard.state == "ready" else "nothing yet"),
         Text(clean(shard.warning), style="red"),
     )
 
@@ -235,6 +235,7 @@ _HISTORY = (
 
 def history(answer: Answer, width: int) -> RenderableType:
     reply = answer.read(HistoryReply)
+    oldest = "the oldest that is kept" if len(reply.revisions) > 1 else "the only one that is known"
     rows = (
         (
             Text(str(one.revision), style="bold" if one.current else ""),
@@ -242,7 +243,7 @@ def history(answer: Answer, width: int) -> RenderableType:
             str(one.replicas or ""),
             one.engine,
             one.source,
-            "\n".join(one.changes) or "the oldest that is kept",
+            "\n".join(one.changes) or oldest,
         )
         for one in reply.revisions
     )

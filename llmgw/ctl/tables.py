@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -54,13 +54,32 @@ def status(answer: Answer, width: int) -> RenderableType:
         ("replicas", words(f"{now.replicas_wanted} wanted:", counted(now.replicas) if now.replicas else "none placed")),
         ("strays", f"{now.strays} processes that no placement claims" if now.strays else ""),
         ("problems", counted(now.problems) if now.problems else "none open"),
-        *(
-            (f"gateway {name}", f"{value:g}" if isinstance(value, float) else str(value))
-            for name, value in now.gateway.items()
-        ),
+        ("gateways", _gateways(now.gateway)),
         ("waiting", Text(f"{now.waiting}{left}", style="yellow") if now.waiting else ""),
     ]
     return fields(pairs)
+
+
+#: What gateways count, in the order and the words in which it is told; all but the first only when there is any.
+_COUNTED = {
+    "requests": "requests",
+    "failed": "failed",
+    "left": "left by their clients",
+    "retries": "tried again",
+    "in_flight": "in flight",
+    "held": "waiting for a model",
+    "prompt_tokens": "tokens in",
+    "completion_tokens": "tokens out",
+}
+
+
+def _gateways(counts: Mapping[str, float | int | str | None]) -> Text:
+    shown = [f"{counts[name]} {words}" for name, words in _COUNTED.items() if counts.get(name)]
+    if "requests" in counts and not counts["requests"]:
+        shown.insert(0, "no request yet")
+    # A newer plane may count more.
+    shown += [f"{name} {value}" for name, value in counts.items() if name not in _COUNTED and value]
+    return Text(", ").join(Text(part, style="red" if part.endswith(" failed") else "") for part in shown)
 
 
 def _counts(states: dict[str, int], connected: str, some: int, of_what: str) -> Text:

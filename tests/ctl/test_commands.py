@@ -67,14 +67,14 @@ async def asked(rig: Rig, *args: str) -> Any:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["status"], ["plane-1", "2 ready, 1 lost", "3 wanted", "1 bad"]),
+        (["status"], ["plane-1", "2 ready, 1 lost", "3 wanted", "1 bad", "12 requests"]),
         (["nodes"], ["gpu-01", "ready cordoned", "node-b", "lost no stream", "llamacpp b10068"]),
         (["models"], ["tiny", "big", "uncordon gpu-01"]),
         (["replicas"], ["tiny-0", "ready", "20001", "fetching weights 1.0 GiB of 4.0 GiB", "killed by SIGKILL"]),
         (["replicas", "--shards"], ["tiny-0-0", "big-0-0", "777 adopted"]),
         (["replica", "tiny-0"], ["node-a", "llama-server --port 20001", "killed by SIGKILL", "last words", "--run 1"]),
         (["replica", "big"], ["fetching weights 1.0 GiB of 4.0 GiB", "vllm"]),
-        (["history", "tiny"], ["now", "the oldest that is kept"]),
+        (["history", "tiny"], ["now", "the only one that is known"]),
         (["why", "big"], ["2 wanted, 1 placed", "has no GPUs (no NVIDIA driver", "bring node-b back", "big-0-0"]),
         (["why", "tiny"], ["every replica is ready"]),
         (["problems"], ["XID 79", "reset or replace it", "(known, 1m"]),

@@ -110,6 +110,29 @@ def test_a_models_past_is_told_by_what_changed() -> None:
         assert words in shown
 
 
+def test_a_model_that_never_changed_has_one_profile() -> None:
+    assert "the only one that is known" in drawn(views.history(world(), "tiny"), modeltables.history)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({}, ""),
+        ({"requests": 0, "failed": 0, "in_flight": 0}, "gateways  no request yet"),
+        ({"requests": 0, "held": 2}, "gateways  no request yet, 2 waiting for a model"),
+        (
+            {"requests": 12, "failed": 1, "left": 0, "in_flight": 3, "prompt_tokens": 9, "sparks": 4},
+            "gateways  12 requests, 1 failed, 3 in flight, 9 tokens in, sparks 4",
+        ),
+    ],
+)
+def test_what_gateways_count_is_told_in_a_line(counts: dict[str, int], words: str) -> None:
+    said = views.status(world(), NOW, WALL, plane="p", since=NOW, traffic=Traffic(totals=counts), latest=0)
+    shown = drawn(said, tables.status)
+    assert words in shown
+    assert ("gateways" in shown) == bool(words)
+
+
 def test_replicas_are_a_line_each_and_their_members_on_request() -> None:
     reply = views.replicas(gang_world(), NOW, WALL, Traffic())
     assert len(drawn(reply, tables.replicas, 400).splitlines()) == 4
