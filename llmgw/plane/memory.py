@@ -17,6 +17,7 @@ so that a real run's figure only shows what was enough; others take what they ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import ceil, isfinite
 
 import attrs
@@ -93,6 +94,7 @@ class Runs:
     nodes: int
 
 
+@lru_cache(maxsize=1 << 14)
 def key(runs: Runs) -> str:
     """Under which name real runs are remembered: two profiles with one name take as much."""
     tensor, pipeline, data = _sizes(runs)
