@@ -24,7 +24,7 @@ from llmgw.plane.models import revised
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Start, enact
 from llmgw.plane.store.records import Stored, world_of
-from llmgw.plane.world import Profile, Settings, Stage, Want, World
+from llmgw.plane.world import Model, Profile, Settings, Stage, Want, World
 from llmgw.wire.agent import Heartbeat
 from llmgw.wire.control import DrainShard, FetchWeights, StartShard, StopShard
 from llmgw.wire.facts import NodeId, ShardId, ShardState
@@ -201,6 +201,15 @@ class Planner(RuleBasedStateMachine):
                     word = status(command.shard, command.generation, ShardState.STOPPED)  # "there is no such shard"
                     self.world, _ = fold(self.world, NodeId(machine.name), word, self.now, CLOCK, RULES)
 
+    @rule(rounds=st.integers(1, 4))
+    def all_goes_on(self, rounds: int) -> None:
+        """What a plane and its nodes do when nobody disturbs them."""
+        for _ in range(rounds):
+            self.the_plane_decides()
+            self.commands_are_told()
+            self.every_engine_goes_on()
+            self.time_passes(5.0)
+
     def report(self, machine: Machine, shard: str) -> None:
         if machine.reachable and shard in machine.runs:
             generation, state = machine.runs[shard]
@@ -307,6 +316,60 @@ def shuffled(world: World) -> World:
         models=Map(dict(sorted(world.models.items(), reverse=True))),
     )
 
+
+class Several(Planner):
+    """The same with models of several nodes, whose profiles change again and again."""
+
+    @initialize(
+        nodes=st.integers(2, 4),
+        replicas=st.integers(1, 2),
+        surge=st.integers(0, 2),
+        gpus=st.integers(0, 1),
+        other=st.integers(0, 2),
+    )
+    def replicas_of_several_nodes_are_wanted(
+        self, nodes: int, replicas: int, surge: int, gpus: int, other: int
+    ) -> None:
+        for name in NAMES:
+            self.joins(name)
+        several = replace(model("a", replicas, of=an_engine(gpus, 1, "", nodes)), surge=surge)
+        self.wanted: tuple[Model, ...] = (several, model("b", other, of=an_engine(0, 2, "", 1)))
+        self.models_are_applied()
+        self.all_goes_on(4)
+
+    @rule(args=st.sampled_from(["", "--x", "--y"]))
+    def a_profile_changes(self, args: str) -> None:
+        several, *rest = self.wanted
+        self.wanted = (replace(several, profile=replace(several.profile, args=(args,))), *rest)
+        self.models_are_applied()
+
+    @rule(replicas=st.integers(0, 2), nodes=st.sampled_from([2, 2, 3, 4]))
+    def it_is_scaled(self, replicas: int, nodes: int) -> None:
+        several, *rest = self.wanted
+        self.wanted = (replace(several, replicas=replicas, profile=replace(several.profile, nodes=nodes)), *rest)
+        self.models_are_applied()
+
+    @rule(shard=st.integers(0, 11), state=st.sampled_from([ShardState.FAILED, ShardState.FAILED, ShardState.STOPPED]))
+    def a_member_ends(self, shard: int, state: ShardState) -> None:
+        alive = [
+            (machine, id)
+            for _, machine in sorted(self.machines.items())
+            for id, (_, now) in sorted(machine.runs.items())
+            if now.alive and id.startswith("a-")
+        ]
+        if alive:
+            machine, id = alive[shard % len(alive)]
+            machine.runs[id] = (machine.runs[id][0], state)
+            self.report(machine, id)
+
+    def models_are_applied(self) -> None:
+        self.world, _ = operate.want(self.world, revised(self.world.models, self.wanted), CLOCK)
+
+
+TestSeveral = Several.TestCase
+TestSeveral.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 TestPlanner = Planner.TestCase
 TestPlanner.settings = settings(
