@@ -7,8 +7,9 @@ or by mending GPUs, whichever sum is the least.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+import heapq
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 from immutables import Map
@@ -17,9 +18,10 @@ from msgspec.structs import replace
 from llmgw.plane import changes, idle
 from llmgw.plane.changes import BOUGHT, EFFORT, Change, applied, bad_problems, effort
 from llmgw.plane.checks import IDLE_FOREIGN, Need, refusals
+from llmgw.plane.gang import Replica, replicas
 from llmgw.plane.rooms import FULL_DISK, Room, Unit, room
-from llmgw.plane.world import Node, Reason, Shard, Want, World
-from llmgw.wire.facts import Gpu, ModelName, NodeId, Resources
+from llmgw.plane.world import Node, Reason, Shard, Stage, Want, World
+from llmgw.wire.facts import Gpu, ModelName, NodeId, Resources, ShardId
 
 #: What is held on a node: one change may free several of these at once.
 _HELD = frozenset({"gpus-free", "cpu-threads", "memory", "apart"})
@@ -27,11 +29,13 @@ _HELD = frozenset({"gpus-free", "cpu-threads", "memory", "apart"})
 _CHOSEN = _HELD | {"disk", "gpu-health", "gpu-fabric", "gpu-foreign"}
 #: No model is scaled down by more than what another machine costs.
 _MOST_STEPS = (BOUGHT - 1) // EFFORT["gpus-free"]
+#: So many ways to free a node are tried, and so many of the cheapest are kept.
+_MOST_WAYS, _KEPT = 4096, 3
 #: Checks between nodes: what one node costs says nothing of them.
 BETWEEN = frozenset({"nodes", "fabric", "rails", "nvlink", "engine-match", "evidence", "ports"})
 
 
-def at_least(reasons: Sequence[Reason], there: Room | None, model: ModelName, going: Going) -> int:
+def at_least(reasons: Sequence[Reason], there: Room | None, need: Need, model: ModelName, going: Going) -> int:
     """What a node costs at least, from the checks that it fails."""
     checks = {reason.check for reason in reasons} - BETWEEN
     if there is None or "inventory" in checks:
@@ -41,7 +45,7 @@ def at_least(reasons: Sequence[Reason], there: Room | None, model: ModelName, go
     alone = checks - _HELD - {"labels"} - ({"node-health"} if "disk" in checks else set())
     total += sum(min(EFFORT["disk"], EFFORT[c]) if c == "node-health" else EFFORT.get(c, BOUGHT) for c in alone)
     if held := checks & _HELD:
-        ways = [going.least(there.node.id, model)]
+        ways = [max(going.least(there.node.id, model), _freed_at_least(there, need, going))]
         if going.leaving(there.node.id):
             ways.append(EFFORT["wait"])
         if held == {"memory"}:
@@ -50,6 +54,13 @@ def at_least(reasons: Sequence[Reason], there: Room | None, model: ModelName, go
             ways.append(EFFORT["gpu-health"])
         total += min(ways)
     return total
+
+
+def _freed_at_least(there: Room, need: Need, going: Going) -> int:
+    """What it costs at least to free as many GPUs as are missing, by what each shard here holds."""
+    missing = need.resources.gpus - sum(not unit.holder for unit in there.units)
+    most = max((len(shard.spec.gpus) for shard in going.on(there.node.id)), default=0)
+    return EFFORT["gpus-free"] * math.ceil(missing / most) if missing > 0 and most else 0
 
 
 class Going:
@@ -87,15 +98,31 @@ class Going:
     def _of(self, model: ModelName) -> tuple[tuple[int, tuple[Shard, ...]], ...]:
         """What goes with each step by which a model is scaled down."""
         if model not in self._options:
-            standing = min(len(self._placed(model)), self._wanted(model))
+            placed = self._placed(model)
+            standing = min(len(placed), self._wanted(model))
             steps = range(standing - 1, max(-1, standing - 1 - _MOST_STEPS), -1)
-            if standing == 1 == len(self._placed(model)):
-                # Nothing to choose, and fleets have many such models.
-                (only,) = self._placed(model).values()
-                self._options[model] = ((0, tuple(only)),)
-            else:
+            calm = self._calm(model, placed)
+            if calm is None:
                 self._options[model] = tuple((to, self._leaving(model, to)) for to in steps)
+            else:
+                every = [tuple(calm[at:]) for at in steps]
+                options = zip(steps, every, strict=True)
+                self._options[model] = tuple((to, tuple(s for r in gone for s in r.members)) for to, gone in options)
         return self._options[model]
+
+    def _calm(self, model: ModelName, placed: Mapping[str, Sequence[Shard]]) -> list[Replica] | None:
+        """The replicas of a model that are all worth the same, of which the plan lets the last go; else None."""
+        known = self._world.models.get(model)
+        if known is None or len(placed) > known.replicas:
+            return None
+        found = replicas(shard for members in placed.values() for shard in members)
+        for replica in found:
+            nodes = [self._world.nodes.get(node) for node in replica.nodes]
+            if not replica.sound or not replica.ready or replica.revision != known.revision:
+                return None
+            if any(n is None or n.stage is not Stage.READY or n.cordoned or n.draining for n in nodes):
+                return None
+        return found
 
     def _wanted(self, model: ModelName) -> int:
         known = self._world.models.get(model)
@@ -127,22 +154,45 @@ class Going:
 
 
 def on_node(
-    world: World, node: Node, need: Need, model: ModelName, now: float, going: Going, times: int = 1
+    world: World,
+    node: Node,
+    need: Need,
+    model: ModelName,
+    now: float,
+    going: Going,
+    times: int = 1,
+    limit: int = BOUGHT,
 ) -> Iterator[tuple[Change, ...]]:
-    """Sets of changes after which so many replicas should fit on this node, the least effort first."""
+    """Sets of changes after which so many replicas should fit on this node, the least effort first, below a limit."""
     spans = need.resources.gpus > 1
     need = attrs.evolve(need, resources=_times(need.resources, times))
-    must, here = _must(only(world, node.id), node.id, need, now)
+    must, here = _must(only(world, node.id, going), node.id, need, now)
     if must is None:
         return
+    there = room(here.nodes[node.id], here.shards.values(), now)
     found: list[tuple[int, int, tuple[tuple[str, ...], ...], tuple[Change, ...]]] = []
-    for freed in _freeing(node.id, model, going):
+    for freed, ids in _freeing(node.id, model, going):
+        if effort(must) + effort(freed) >= min(
+            limit, sorted(entry[0] for entry in found)[2] if len(found) > 2 else limit
+        ):
+            break  # what comes costs more than what there is
+        if not _enough(there, need, ids, here):
+            continue
         rest = _rest(applied(here, freed), node.id, need, now, spans)
         if rest is not None:
             answer = (*must, *freed, *rest)
             found.append((effort(answer), len(answer), tuple(change.key for change in answer), answer))
     for *_, answer in sorted(found, key=lambda entry: entry[:3]):
         yield answer
+
+
+def _enough(there: Room, need: Need, ids: Collection[ShardId], here: World) -> bool:
+    """Whether these shards leave enough GPUs and threads behind them; a look that spares most of the work."""
+    freed = [here.shards[id] for id in ids]
+    threads = there.threads_free + sum(shard.spec.resources.cpu_threads for shard in freed)
+    if need.resources.cpu_threads > threads:
+        return False
+    return need.resources.gpus <= sum(not unit.holder or unit.holder in ids for unit in there.units)
 
 
 def _times(asked: Resources, times: int) -> Resources:
@@ -155,9 +205,9 @@ def _times(asked: Resources, times: int) -> Resources:
     )
 
 
-def only(world: World, node: NodeId) -> World:
+def only(world: World, node: NodeId, going: Going) -> World:
     """The world of one node, which is all that its room depends on."""
-    shards = Map({id: shard for id, shard in world.shards.items() if shard.node == node})
+    shards = Map({shard.id: shard for shard in going.on(node)})
     return attrs.evolve(world, nodes=Map({node: world.nodes[node]}), shards=shards)
 
 
@@ -200,18 +250,38 @@ def _mended(there: Room, reason: Reason, need: Need) -> Change | None:
     return None
 
 
-def _freeing(node: NodeId, model: ModelName, going: Going) -> Iterator[tuple[Change, ...]]:
-    """Every way to have less on a node: what leaves is awaited, other models are scaled down, or nothing is."""
-    here = going.on(node)
-    leaving = going.leaving(node)
-    axes: list[list[tuple[Change, ...]]] = [[(), (changes.wait(leaving),)]] if leaving else []
+def _freeing(node: NodeId, model: ModelName, going: Going) -> Iterator[tuple[tuple[Change, ...], frozenset[ShardId]]]:
+    """Every way to have less on a node, the least effort first, and the shards that leave it: what is on its way out
+    is awaited, other models are scaled down, or nothing is."""
+    here, leaving = going.on(node), going.leaving(node)
+    axes: list[list[tuple[int, Change | None, frozenset[ShardId]]]] = []
+    if leaving:
+        ids = frozenset(shard.id for shard in leaving)
+        axes.append([(0, None, frozenset()), (EFFORT["wait"], changes.wait(leaving), ids)])
     for other in sorted({shard.model for shard in here if shard.want is Want.RUN and shard.model != model}):
-        steps = [(changes.scale(other, to, gone),) for to, gone in going.options(other, node)]
-        axes.append([(), *steps])
-    for combination in itertools.islice(itertools.product(*axes), 4096):
-        chosen = tuple(change for part in combination for change in part)
-        if effort(chosen) < BOUGHT:
-            yield chosen
+        options: list[tuple[int, Change | None, frozenset[ShardId]]] = [(0, None, frozenset())]
+        for to, gone in going.options(other, node):
+            change = changes.scale(other, to, gone)
+            options.append((change.effort, change, frozenset(shard.id for shard in gone if shard.node == node)))
+        axes.append(options)
+    begin = (0,) * len(axes)
+    heap, seen = [(0, begin)], {begin}
+    for _ in range(_MOST_WAYS):
+        if not heap:
+            return
+        spent, at = heapq.heappop(heap)
+        if spent >= BOUGHT:
+            return
+        chosen = [axis[index] for axis, index in zip(axes, at, strict=True)]
+        yield (
+            tuple(change for _, change, _ in chosen if change is not None),
+            frozenset(id for _, _, ids in chosen for id in ids),
+        )
+        for axis, index in enumerate(at):
+            further = (*at[:axis], index + 1, *at[axis + 1 :])
+            if index + 1 < len(axes[axis]) and further not in seen:
+                seen.add(further)
+                heapq.heappush(heap, (sum(axes[a][i][0] for a, i in enumerate(further)), further))
 
 
 def _rest(here: World, id: NodeId, need: Need, now: float, spans: bool) -> tuple[Change, ...] | None:

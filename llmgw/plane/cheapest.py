@@ -29,6 +29,8 @@ from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardSpec
 _MOST_NODES = 256
 #: The same where several replicas are to be placed, and so many of them.
 _MOST_SHARED, MOST = 48, 8
+#: And where several make one replica; those that pass as they are come on top.
+_MOST_CLOSE = 128
 
 
 def cheapest(
@@ -47,9 +49,9 @@ def cheapest(
     so many replicas of one node each.
     """
     found = by_node(reasons)
-    whole = rooms._whole(need)  # with what the world adds to it: memory by estimate, models that stay apart
+    whole = rooms.whole(need)  # with what the world adds to it: memory by estimate, models that stay apart
     going = Going(world, now)
-    bounds = {node: at_least(found.get(node, ()), rooms.room(node), model, going) for node in world.nodes}
+    bounds = {node: at_least(found.get(node, ()), rooms.room(node), whole, model, going) for node in world.nodes}
     if need.nodes > 1:
         return _together(world, need, whole, model, now, bounds, found, going, settings)
     if missing > 1:
@@ -59,7 +61,7 @@ def cheapest(
         if bound >= BOUGHT or (best and bound >= effort(best)):
             break
         limit = effort(best) if best else BOUGHT
-        for answer in on_node(world, world.nodes[node], whole, model, now, going):
+        for answer in on_node(world, world.nodes[node], whole, model, now, going, limit=limit):
             if effort(answer) >= limit:
                 break
             if fits(applied(world, answer), need, model, now, [node], settings):
@@ -150,9 +152,9 @@ def _together(
     """The same for a replica of several nodes; a machine more is named with the nodes that it would join."""
     near = sorted((bound, node) for node, bound in bounds.items() if bound < BOUGHT)
     passing = [node for _, node in near if not found.get(node) or not _own(found[node])]
-    close = [node for _, node in near if node not in set(passing)][:_MOST_NODES]
-    made = offers.made(world, whole, model, now, [*passing, *close], going, settings)
-    for group in offers.groups(world, made, whole, now, settings):
+    pass_ = set(passing)
+    close = [node for _, node in near if node not in pass_][:_MOST_CLOSE]
+    for group in offers.groups(world, whole, model, now, passing, close, going, settings):
         among = {*group.nodes, *group.bought}
         if fits(applied(world, group.changes), need, model, now, sorted(among), settings):
             return group.changes

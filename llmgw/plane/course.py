@@ -18,13 +18,13 @@ from llmgw.plane.changes import given_back
 from llmgw.plane.checks import fetched
 from llmgw.plane.event import Event
 from llmgw.plane.expiry import expire, silence_allowed
+from llmgw.plane.gang import mates
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Start, Step, enact, told
 from llmgw.plane.world import DEFAULT, ENDED, Settings, Shard, Stage, Unplaced, Want, World, seen
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.control import DrainShard, StartShard, StopShard
 from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState, Weights
-
 
 #: Rounds of a plane are this far apart at least, in seconds.
 APART = 0.01
@@ -185,8 +185,7 @@ class Course:
         world = self.world
         for shard in world.shards.values():
             if shard.want is Want.DRAIN and shard.want_at is not None:
-                members = [other for other in world.shards.values() if other.replica == shard.replica]
-                yield shard.want_at + drains.of_replica(world, members, self.settings)
+                yield shard.want_at + drains.of_replica(world, (shard, *mates(world, shard)), self.settings)
             elif shard.want is Want.RUN and shard.state in ENDED and shard.not_before is not None:
                 yield shard.not_before
         allowed = silence_allowed(len(world.nodes), self.settings)

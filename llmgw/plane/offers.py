@@ -59,25 +59,29 @@ def made(
     need: Need,
     model: ModelName,
     now: float,
-    nodes: Iterable[NodeId],
+    passing: Sequence[NodeId],
+    close: Sequence[NodeId],
     going: Going,
     settings: Settings,
-) -> tuple[Offer, ...]:
-    """All offers of these nodes."""
-    versions = _versions(world, need)
+) -> tuple[Reach, tuple[Offer, ...]]:
+    """All offers of these nodes, and who reaches whom in the world of them. Nodes in `passing` pass as they are."""
+    versions, dear = _versions(world, need), set(close)
     found: list[tuple[Offer, Room]] = []
-    for id in nodes:
-        for own in itertools.islice(on_node(world, world.nodes[id], need, model, now, going), _OWN):
-            here = applied(only(world, id), own)
-            if next(refusals(room(here.nodes[id], here.shards.values(), now), need), None) is not None:
+    for id in (*passing, *close):
+        here = only(world, id, going)
+        ways = on_node(world, world.nodes[id], need, model, now, going) if id in dear else iter(((),))
+        for own in itertools.islice(ways, _OWN):
+            mine = applied(here, own)
+            if own and next(refusals(room(mine.nodes[id], mine.shards.values(), now), need), None) is not None:
                 continue
-            for wires in _wires(here.nodes[id], need, versions):
-                after = applied(here, wires)
-                node = attrs.evolve(after.nodes[id], id=NodeId(f"{id}\N{SECTION SIGN}{len(found)}"))
-                there = room(node, after.shards.values(), now)
-                found.append((Offer(id, (*own, *wires), node), there))
+            for wires in _wires(mine.nodes[id], need, versions):
+                after = applied(mine, wires)
+                # The first goes by the node's own name, under which its wires are known already.
+                name = id if not own and not wires else NodeId(f"{id}\N{SECTION SIGN}{len(found)}")
+                node = attrs.evolve(after.nodes[id], id=name)
+                found.append((Offer(id, (*own, *wires), node), room(node, after.shards.values(), now)))
     reach = Reach(_made_up(world, [offer for offer, _ in found]), now, settings)
-    return tuple(attrs.evolve(offer, ways=reach.ways(there, need)) for offer, there in found)
+    return reach, tuple(attrs.evolve(offer, ways=reach.ways(there, need)) for offer, there in found)
 
 
 def _versions(world: World, need: Need) -> tuple[str, ...]:
@@ -179,9 +183,18 @@ def filled(places: Sequence[Places], count: int, limit: int) -> Iterator[tuple[t
 # Groups ------------------------------------------------------------------------------------------------------
 
 
-def groups(world: World, offered: Sequence[Offer], need: Need, now: float, settings: Settings) -> Iterator[Group]:
+def groups(
+    world: World,
+    need: Need,
+    model: ModelName,
+    now: float,
+    passing: Sequence[NodeId],
+    close: Sequence[NodeId],
+    going: Going,
+    settings: Settings,
+) -> Iterator[Group]:
     """Groups of enough nodes, the least effort first; where none costs less than a machine, one with what to add."""
-    reach = Reach(_made_up(world, offered), now, settings)
+    reach, offered = made(world, need, model, now, passing, close, going, settings)
     by_way: dict[Way, list[Offer]] = {}
     for offer in sorted(offered, key=_price):
         for way in offer.ways:
