@@ -496,16 +496,14 @@ async def test_a_real_disk_that_somebody_else_fills_fails_only_this_fetch(small_
         assert (path / "config.json").read_bytes() == b"{}"
 
 
-async def test_two_fetches_are_not_promised_the_same_room(tmp_path: Path, hub: Hub) -> None:
-    from llmgw.node.weights.layout import free_bytes
-
-    hub.files["org/second"] = {"model.safetensors": WHOLE, "config.json": b"{}"}
+async def test_two_fetches_are_not_promised_the_same_room(small_disk: Path, hub: Hub) -> None:
+    # Room for one and a half of them, on a disk that nobody else writes to.
+    for name in ("org/model", "org/second"):
+        hub.files[name] = {"model.safetensors": safetensors(1_200_000), "config.json": b"{}"}
     hub.held.clear()
-    # Room for one and a half of them: what is free beyond the reserve.
-    reserve = free_bytes(tmp_path) - 4_500_000
-    async with cache(tmp_path, hub, reserve=reserve) as made, trio.open_nursery() as nursery:
+    async with cache(small_disk, hub) as made, trio.open_nursery() as nursery:
         nursery.start_soon(made.bring, SOURCE, nothing)
-        await until(lambda: len(hub.bodies) == 3)
+        await until(lambda: len(hub.bodies) == 2)
         with pytest.raises(DiskFull, match="are promised to other fetches"):
             await made.bring("hf://org/second", nothing)
         hub.held.set()
