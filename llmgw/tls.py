@@ -19,12 +19,7 @@ from llmgw.tlsstream import TlsStream
 
 log = structlog.get_logger("llmgw.tls")
 
-#: What a refused client gets: so long to take the alert, and so much of what it still sends is read.
-LAST_WORDS_WITHIN = 1.0
-LAST_WORDS_BYTES = 64 << 10
-
-_TrioStream = trio.SSLStream[trio.SocketStream] | trio.SSLStream[trio.abc.Stream]
-_Stream = _TrioStream | TlsStream
+_Stream = trio.SSLStream[trio.SocketStream] | trio.SSLStream[trio.abc.Stream] | TlsStream
 
 
 def client_context(ca: Path, identity: Path | None = None) -> ssl.SSLContext:
@@ -89,36 +84,6 @@ class ServerTls:
             else:
                 log.info("certificate reloaded", file=str(self.identity))
         return self._context
-
-
-async def handshake(stream: _TrioStream) -> None:
-    """Do the handshake of a server, and let a client that is refused know why. Raises trio.BrokenResourceError.
-
-    trio ends a failed handshake without sending the alert that OpenSSL has ready, so that an agent with, say, an
-    expired certificate would read of a closed connection only. The caller owns the deadline and closes.
-    """
-    try:
-        await stream.do_handshake()
-    except trio.BrokenResourceError:
-        outgoing = getattr(stream, "_outgoing", None)  # not of trio's promised interface; without it no alert goes out
-        alert = outgoing.read() if isinstance(outgoing, ssl.MemoryBIO) else b""
-        if alert:
-            with trio.move_on_after(LAST_WORDS_WITHIN):
-                await _say_last(stream.transport_stream, alert)
-        raise
-
-
-async def _say_last(transport: trio.abc.Stream, words: bytes) -> None:
-    try:
-        await transport.send_all(words)
-        if isinstance(transport, trio.abc.HalfCloseableStream):
-            await transport.send_eof()
-        # Closing while something of the client's lies unread would reset the connection, and the alert with it.
-        left = LAST_WORDS_BYTES
-        while left > 0 and (data := await transport.receive_some(left)):
-            left -= len(data)
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        return
 
 
 def peer_of(stream: _Stream) -> Peer | None:
@@ -229,7 +194,6 @@ __all__ = [
     "ServerTls",
     "client_context",
     "explain",
-    "handshake",
     "peer_of",
     "server_context",
     "unverified_context",

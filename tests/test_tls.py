@@ -1,4 +1,4 @@
-"""Contexts over real TLS in memory: who is let in, and what an operator reads when nobody is."""
+"""Contexts over real TLS: who is let in, and what an operator reads when nobody is."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 import structlog
 import trio
 from cryptography.hazmat.primitives import serialization
-from trio.testing import memory_stream_pair
 
 from llmgw import pki, tls
 from llmgw.errors import BadInput, LlmgwError, NotFound
-from llmgw.pki import DAY, Role
+from llmgw.pki import DAY, Peer, Role
+from llmgw.tlsstream import TlsStream
 
-Secure = trio.SSLStream[trio.abc.Stream]
+pytestmark = pytest.mark.real
+
+Secure = trio.SSLStream[trio.SocketStream]
 
 
 @attrs.frozen
@@ -48,55 +50,60 @@ def fleet(tmp_path: Path) -> Fleet:
 
 async def shake(
     client: ssl.SSLContext, server: ssl.SSLContext, host: str = "plane.example"
-) -> tuple[Secure, Secure, str, str]:
-    """Both ends, and each one's failure in words ("": none). TLS 1.3: the client hears of a refusal when it reads."""
-    one, other = memory_stream_pair()
-    near: Secure = trio.SSLStream(one, client, server_hostname=host)
-    far: Secure = trio.SSLStream(other, server, server_side=True)
-    words = {"near": "", "far": ""}
+) -> tuple[Peer | None, Peer | None, str, str]:
+    """Whom each end sees, and each one's failure in words ("": none).
 
-    async def run(which: str, stream: Secure, other: str) -> None:
+    TLS 1.3: the client hears of a refusal when it reads.
+    """
+    one, other = trio.socket.socketpair()
+    near = trio.SSLStream(trio.SocketStream(one), client, server_hostname=host)
+    far = TlsStream(trio.SocketStream(other), server, server_side=True)
+    words, seen = {"near": "", "far": ""}, dict[str, Peer | None]()
+
+    async def run(which: str, stream: Secure | TlsStream, other: str) -> None:
         try:
-            await (tls.handshake(stream) if which == "far" else stream.do_handshake())
+            await stream.do_handshake()
             await stream.send_all(b"hello")
             await stream.receive_some(10)
+            seen[which] = tls.peer_of(stream)
         except trio.BrokenResourceError as error:
             words[which] = tls.explain(error, other)
+            if isinstance(stream, TlsStream):
+                await stream.linger()
             await trio.aclose_forcefully(stream)
 
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, "near", near, "the plane")
             nursery.start_soon(run, "far", far, "the agent")
-    return near, far, words["near"], words["far"]
+    await near.aclose()
+    await far.aclose()
+    return seen.get("near"), seen.get("far"), words["near"], words["far"]
 
 
 async def test_both_ends_see_whom_the_other_ones_certificate_names(fleet: Fleet) -> None:
     server = tls.server_context(fleet.ca_file, fleet.identity("plane", Role.PLANE))
     client = tls.client_context(fleet.ca_file, fleet.identity("gpu-01", Role.NODE))
-    near, far, *words = await shake(client, server)
+    plane, node, *words = await shake(client, server)
     assert words == ["", ""]
-    node, plane = tls.peer_of(far), tls.peer_of(near)
     leaf = pki.read_certificate((fleet.directory / "gpu-01.pem").read_text(), "x")
     assert node == pki.peer(leaf)
     assert plane is not None
     assert (plane.name, plane.role) == ("plane", "plane")
-    cipher = near.cipher()
-    assert cipher is not None
-    assert cipher[1] == "TLSv1.3"
+    assert (server.minimum_version, client.minimum_version) == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
 
 
 async def test_who_has_no_certificate_has_no_name(fleet: Fleet) -> None:
     server = tls.server_context(fleet.ca_file, fleet.identity("plane", Role.PLANE))
     _, far, *words = await shake(tls.client_context(fleet.ca_file), server)
     assert words == ["", ""]
-    assert tls.peer_of(far) is None
+    assert far is None
 
 
 async def test_a_certificate_that_nobody_verified_names_nobody(fleet: Fleet) -> None:
     server = tls.server_context(fleet.ca_file, fleet.identity("plane", Role.PLANE))
     near, _, *_ = await shake(tls.unverified_context(), server)
-    assert tls.peer_of(near) is None
+    assert near is None
 
 
 async def test_no_session_tickets_are_sent(fleet: Fleet) -> None:
@@ -131,16 +138,16 @@ async def test_each_refusal_has_its_words(fleet: Fleet) -> None:
         assert far_words in far_said, identity
 
 
-@pytest.mark.real
 async def test_a_refused_client_reads_why_although_it_has_said_much_already(fleet: Fleet) -> None:
     """Over TCP, what it sent and nobody read would reset the connection and take the alert with it."""
     server = tls.server_context(fleet.ca_file, fleet.identity("plane", Role.PLANE))
     identity = fleet.identity("expired", Role.NODE, now=time.time() - 3 * DAY)
 
     async def refuse(socket: trio.SocketStream) -> None:
-        async with socket:
+        async with TlsStream(socket, server, server_side=True) as stream:
             with pytest.raises(trio.BrokenResourceError):
-                await tls.handshake(trio.SSLStream(socket, server, server_side=True))
+                await stream.do_handshake()
+            await stream.linger()
 
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, refuse, 0, host="127.0.0.1"))
@@ -200,8 +207,7 @@ async def test_a_certificate_renewed_on_disk_is_presented_from_the_next_handshak
     fresh.replace(server.identity)
     context = server.context()
     again, *_ = await shake(client, context)
-    seen = [tls.peer_of(stream) for stream in (near, again)]
-    assert [peer.name for peer in seen if peer] == ["plane", "fresh"]
+    assert [peer.name for peer in (near, again) if peer] == ["plane", "fresh"]
     assert server.context() is context
 
 
@@ -211,7 +217,7 @@ async def test_a_half_written_certificate_does_not_end_a_listener(fleet: Fleet) 
     server.identity.write_text("-----BEGIN")
     with structlog.testing.capture_logs() as logs:
         near, *_ = await shake(tls.client_context(fleet.ca_file), server.context())
-    assert tls.peer_of(near) is not None
+    assert near is not None
     assert [entry["event"] for entry in logs] == ["new certificate not usable, the old one stays"]
 
 

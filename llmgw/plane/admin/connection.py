@@ -1,6 +1,6 @@
 """One HTTPS connection as hypercorn serves it, with what hypercorn never says: whose certificate it came with.
 
-Hypercorn's per-connection server wants a trio TLS stream and copies a per-connection state into every
+Hypercorn's per-connection server wants a TLS stream as trio has it and copies a per-connection state into every
 request's scope. So the handshake is done before, the certificate is read, and the stream is handed over.
 """
 
@@ -12,14 +12,13 @@ import attrs
 import trio
 
 from llmgw.tls import Peer
+from llmgw.tlsstream import TlsStream
 
 #: A peer that takes nothing for so long is given up. Hypercorn shields its sends and would wait for ever.
 SEND_WITHIN = 30.0
 
 #: What is left of a connection whose peer has left may clean up for so long.
 GONE_WITHIN = 1.0
-
-Tls = trio.SSLStream[trio.SocketStream]
 
 
 @attrs.frozen
@@ -34,7 +33,7 @@ class Caller:
 class Plain:
     """A connection without TLS: the insecure mode, on loopback alone (A1). `scope` is the whole connection's."""
 
-    def __init__(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    def __init__(self, stream: trio.SocketStream | TlsStream, scope: trio.CancelScope) -> None:
         self._stream: trio.abc.Stream = stream
         self._scope = scope
         self.socket = stream.socket
@@ -64,10 +63,9 @@ class Plain:
 class Secure(Plain):
     """A connection whose TLS handshake is done."""
 
-    def __init__(self, stream: Tls, scope: trio.CancelScope) -> None:
-        super().__init__(stream.transport_stream, scope)
-        self._stream = stream
-        self.transport_stream = stream.transport_stream
+    def __init__(self, stream: TlsStream, scope: trio.CancelScope) -> None:
+        super().__init__(stream, scope)
+        self.transport_stream = stream  # as hypercorn asks for the socket
 
     async def do_handshake(self) -> None:
         """Done already; that this method is there tells hypercorn that the scheme is https."""

@@ -17,7 +17,8 @@ from hypercorn.typing import ConnectionState
 from llmgw.plane.admin.app import Admin, app
 from llmgw.plane.admin.connection import Caller, Plain, Secure
 from llmgw.plane.admin.shim import Shim
-from llmgw.tls import handshake, peer_of
+from llmgw.tls import Peer, peer_of
+from llmgw.tlsstream import TlsStream
 
 log = structlog.get_logger("llmgw.admin")
 
@@ -71,20 +72,37 @@ async def serve_admin(
             await trio.aclose_forcefully(socket)
 
     async def _serve(socket: trio.SocketStream) -> None:
+        address = _address(socket)
+        if context is None:
+            await _converse(address, None, lambda scope: Plain(socket, scope))
+            return
+        secure = TlsStream(socket, context(), server_side=True)
+        try:
+            async with handshakes:
+                with trio.fail_after(HANDSHAKE_WITHIN):
+                    await _shake(secure)
+            await _converse(address, peer_of(secure), lambda scope: Secure(secure, scope))
+        finally:
+            await trio.aclose_forcefully(secure)
+
+    async def _converse(address: str, peer: Peer | None, stream: Callable[[trio.CancelScope], Plain]) -> None:
         with trio.CancelScope() as scope:
-            stream, peer = Plain(socket, scope), None
-            if context is not None:
-                secure = trio.SSLStream(socket, context(), server_side=True, https_compatible=True)
-                async with handshakes:
-                    with trio.fail_after(HANDSHAKE_WITHIN):
-                        await handshake(secure)
-                stream, peer = Secure(secure, scope), peer_of(secure)
-            state = ConnectionState({"caller": Caller(_address(socket), peer, scope.cancel)})
-            await TCPServer(wrapped, config, WorkerContext(None), state, stream).run()  # type: ignore[arg-type]
+            state = ConnectionState({"caller": Caller(address, peer, scope.cancel)})
+            served = TCPServer(wrapped, config, WorkerContext(None), state, stream(scope))  # type: ignore[arg-type]
+            await served.run()
 
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, connection, list(listeners))
         task_status.started()
+
+
+async def _shake(secure: TlsStream) -> None:
+    """Who is refused is told why: an expired certificate would else look like a closed connection."""
+    try:
+        await secure.do_handshake()
+    except trio.BrokenResourceError:
+        await secure.linger()
+        raise
 
 
 def _address(socket: trio.SocketStream) -> str:
