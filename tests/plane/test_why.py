@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
+from msgspec import structs
 
 from llmgw.errors import NotFound
 from llmgw.plane import operate
@@ -171,6 +172,51 @@ def test_a_removed_models_last_shards_are_still_explained() -> None:
     here, _ = settle(world(register("n1"), models=[model()]))
     found = why(attrs.evolve(here, models=here.models.delete(TINY)), TINY, 0.0)
     assert (found.wanted, found.placed) == (0, 1)
+
+
+def test_a_paused_rollout_says_what_pauses_it() -> None:
+    here = ready(settle(world(register("n1"), models=[model()]))[0])
+    changed = model(revision=2, of=profile(threads=1, args=("--new",)))
+    here = attrs.evolve(here, models=here.models.set(TINY, changed))
+    here, _ = settle(here)
+    for generation, now in ((1, 10.0), (2, 100.0)):
+        new = next(shard for shard in here.shards.values() if shard.revision == 2)
+        here = hear(here, "n1", status(new.id, generation, ShardState.FAILED, cause="bad argument"), now)
+        here, _ = settle(here, now + 80.0)
+    found = why(here, TINY, 200.0)
+    assert "a rollout is paused: replica tiny-1 of revision 2 failed 2 times in a row: bad argument" in found.text
+    assert "0 of 1 replicas have revision 2" in found.text
+
+
+def test_a_model_that_is_unloaded_says_since_when_nobody_asked_for_it_and_what_loads_it() -> None:
+    resting = structs.replace(model(), idle=600.0)
+    here = attrs.evolve(world(register("n1"), models=[resting]), asked=Map({TINY: 100.0}))
+    found = why(here, TINY, 1000.0)
+    assert (found.text, found.wanted, found.smallest_change) == (
+        "unloaded: nobody has asked for it for 900 s; a request loads it (1 replica)",
+        1,
+        "",
+    )
+    assert why(attrs.evolve(here, asked=Map()), TINY, 5.0).text.startswith("unloaded: nobody has asked for it yet")
+
+
+def test_a_leader_says_which_followers_it_waits_for_and_how_they_stand() -> None:
+    gang = structs.replace(model(), profile=structs.replace(profile(threads=1), nodes=3, network="tcp"))
+    here, _ = settle(world(register("n1"), register("n2"), register("n3"), models=[gang]))
+    here = hear(here, "n2", status("tiny-0-1", 1, ShardState.READY))
+    here = hear(here, "n3", status("tiny-0-2", 1, ShardState.FETCHING, progress=Progress("weights", 5, 10)))
+    found = why(here, TINY, 1.0)
+    assert (found.placed, found.ready) == (1, 0)
+    assert found.standings[0].text.endswith("waits for tiny-0-2 on n3 (fetching)")
+    assert "waits for" not in found.standings[1].text
+
+
+def test_a_replica_on_a_lost_node_is_not_placed_and_bringing_that_node_back_is_enough() -> None:
+    here = ready(settle(world(register("n1", threads=1), models=[model()]))[0])
+    node = attrs.evolve(here.nodes[NodeId("n1")], stage=Stage.LOST)
+    found = why(attrs.evolve(here, nodes=here.nodes.set(node.id, node)), TINY, 10.0)
+    assert (found.placed, found.text) == (0, "1 of 1 replicas are not placed: no node passes every check")
+    assert found.smallest_change == "bring n1 back: its agent is not heard"
 
 
 flags = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3)), min_size=1, max_size=4)
