@@ -11,7 +11,7 @@ import trio
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from llmgw.plane.admin import answers, bandwidthpage, fabricpage, nodepage, page
+from llmgw.plane.admin import answers, bandwidthpage, fabricpage, nodepage, page, replicapage
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
 from llmgw.plane.admin.seams import Traffic
@@ -82,4 +82,5 @@ def app(admin: Admin) -> QuartTrio:
     quart.register_blueprint(bandwidthpage.blueprint(admin))
     quart.register_blueprint(fabricpage.blueprint(admin))
     quart.register_blueprint(nodepage.blueprint(admin))
+    quart.register_blueprint(replicapage.blueprint(admin))
     return quart

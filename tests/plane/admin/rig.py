@@ -32,6 +32,7 @@ from llmgw.wire.codec import Unknown, control_codec, encode
 from llmgw.wire.control import (
     DoctorReply,
     DoctorRequest,
+    FetchWeights,
     Finding,
     LogSource,
     LogsReply,
@@ -45,7 +46,7 @@ from tests.fakes.frames import MemoryFrames, pair
 from tests.plane.admin.sample import NOW, world
 
 
-@attrs.define
+@attrs.define(slots=False)
 class Agent:
     """node-a's agent. Logs of "slow" are answered only when nobody waits any more: never."""
 
@@ -53,6 +54,9 @@ class Agent:
     asked: dict[int, object] = attrs.field(factory=dict)
     hanging: trio.Event = attrs.field(factory=trio.Event)
     withdrawn: trio.Event = attrs.field(factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.fetches, self.fetched = trio.open_memory_channel[FetchWeights](10)
 
     async def run(self) -> None:
         while True:
@@ -83,6 +87,8 @@ class Agent:
                     await self._reply(frame.request_id, DoctorReply(findings=found, seconds=0.5))
                 case Withdraw():
                     self.withdrawn.set()
+                case FetchWeights():
+                    await self.fetches.send(frame)
                 case Unknown() | _:
                     continue
 

@@ -15,7 +15,7 @@ from llmgw.plane.world import Want
 from llmgw.wire.facts import ModelName, ReplicaId, ShardId
 from tests.plane.admin.browser import Page, browser
 from tests.plane.admin.rig import Rig, served
-from tests.plane.admin.sample import EVIL, draining_world, evil_world
+from tests.plane.admin.sample import EVIL, draining_world, evil_world, gang_world
 
 pytestmark = pytest.mark.real
 
@@ -29,6 +29,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_a_stranger_is_sent_to_the_door(rig: Rig) -> None:
     async with rig.client(token=False) as http:
         assert (await http.get("/nodes/gpu-01")).headers["Location"] == "/login"
+        assert (await http.get("/replicas/tiny-0")).headers["Location"] == "/login"
         response = await http.get("/")
         assert (response.status_code, response.headers["Location"]) == (303, "/login")
         door = await http.get("/login")
@@ -224,6 +225,47 @@ async def test_the_page_shows_replicas_of_several_nodes_changes_and_drains(tmp_p
         assert "0 of 1 replicas have revision 2, 1 on the way" in shown["models"]
         assert "unloaded" in shown["models"]
         assert page.complaints == []
+
+
+@pytest.mark.slow
+async def test_the_page_of_a_replica_shows_its_members_and_what_they_wait_for(tmp_path: Path) -> None:
+    async with browser() as page, served(tmp_path / "plane", gang_world()) as rig:
+        await signed_in(page, rig)
+        await page.evaluate(
+            "[...document.querySelectorAll('#replicas a')].find(a => a.innerText === 'org_large-0').click()"
+        )
+        await page.until(
+            "location.pathname === '/replicas/org_large-0' && document.querySelector('#live')?.dataset.state === 'live'"
+        )
+        shown = {
+            name: await page.evaluate(f"document.querySelector('#{name}').innerText")
+            for name in ("waiting", "sums", "members", "network", "environment", "evidence", "failures", "commands")
+        }
+        for name, words in {
+            "waiting": "its followers: org_large-0-1 on node-a (fetching, 75 %)",
+            "sums": "outdated: 2 is wanted",
+            "members": "weights 3.0 GiB of 4.0 GiB",
+            "network": "mlx5_1:1",
+            "environment": "eth0 (the profile says so)",
+            "evidence": "gpu-01 mlx5_0/1: 12 Gb/s of 400",
+            "failures": "llmgw ctl logs node-a org_large-0-1 --run 1",
+            "commands": "vllm serve --node-rank 1",
+        }.items():
+            assert words in shown[name], shown[name]
+        assert "NCCL WARN Call to ibv_reg_mr failed" in shown["failures"]
+        assert shown["environment"].count("VLLM_HOST_IP") == 1
+        assert await page.evaluate("document.querySelector('#warning').hidden")
+        if directory := os.environ.get("LLMGW_PICTURES"):
+            await page.picture(Path(directory) / "replica.png")
+        rig.fleet.world.set(gang_world(ready=True))
+        await page.until("document.querySelector('#warning').innerText.includes('sockets are used')")
+        assert await page.evaluate("document.querySelector('#waiting').hidden")
+        assert page.complaints == []
+        await page.open(f"{rig.url}/replicas/org_large-7")
+        said = await page.until(
+            "document.querySelector('#live')?.dataset.state === 'gone' && document.querySelector('#live').innerText"
+        )
+        assert said.startswith("no replica is called 'org_large-7'")
 
 
 async def test_a_browser_without_the_token_sees_only_the_door(rig: Rig) -> None:

@@ -45,7 +45,7 @@ function show(all) {
     const load = name => r.shards.some(s => s[name] != null) ? r.shards.reduce((sum, s) => sum + (s[name] ?? 0), 0) : null;
     const progress = r.shards.map(s => s.progress).find(Boolean);
     return [
-      r.id,
+      replicaLink(r.id),
       [mark(r.state), r.outdated ? mark("outdated", "wait") : "", r.warning ? mark(r.warning, "bad") : "",
         progress ? `${progress.what} ${bytes(progress.done)}${progress.total ? " of " + bytes(progress.total) : ""}` : "",
         !progress && r.waiting ? `waits for ${r.waiting}` : ""],

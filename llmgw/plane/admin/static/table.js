@@ -30,6 +30,7 @@ function bytes(count) {
 const percent = value => value == null ? "" : Math.round(value) + " %";
 const clock = seconds => new Date(seconds * 1000).toLocaleTimeString();
 const linked = node => ({ href: "/nodes/" + encodeURIComponent(node), text: node });
+const replicaLink = id => ({ href: "/replicas/" + encodeURIComponent(id), text: id });
 const mark = (word, kind) => ({ mark: word, kind: kind ?? STATES[word] ?? "" });
 
 function element(tag, className, text) {
