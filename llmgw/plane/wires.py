@@ -113,7 +113,7 @@ def _wiring(
     rows: Mapping[tuple[str, int], gids.Row],
     gone: tuple[Fault, ...],
 ) -> Wiring:
-    keys = _keys(node.id, facts, ports, rows)
+    ports, keys = _keys(node.id, facts, ports, rows)
     usual = _usual(ports)
     rails: list[Rail] = []
     faults = list(gone)
@@ -123,8 +123,6 @@ def _wiring(
         fault = _fault(node, port, usual)
         if fault is None and family != "ib" and row is None:
             fault = Fault(port.device, "no GID to use")
-        if fault is None and at not in keys:
-            fault = Fault(port.device, "not told apart: no rail label, and next to no GPU")
         if fault is not None:
             faults.append(fault)
         elif port.fabric:
@@ -142,8 +140,9 @@ def _wiring(
 
 def _keys(
     node: NodeId, facts: Register, ports: list[Port], rows: Mapping[tuple[str, int], gids.Row]
-) -> dict[tuple[str, int], Key]:
-    """What each port is called across nodes. One that the rest leave no name for is no rail of theirs."""
+) -> tuple[list[Port], dict[tuple[str, int], Key]]:
+    """The ports that are rails, and what each is called across nodes. Where others have a label or are next to a GPU,
+    one that is not is no rail; where subnets name them, one without an address is a rail that has lost its name."""
     groups: Mapping[int, list[Port]]
     if any(port.rail is not None for port in ports):
         by = "label"
@@ -155,19 +154,20 @@ def _keys(
     else:
         by, groups = "gpu", near(Side(node, ports, facts.gpus), ports)
     if groups:
-        return {
+        keys = {
             (port.device, port.number): (by, place, at)
             for place, there in groups.items()
             for at, port in enumerate(there)
         }
+        return [port for port in ports if (port.device, port.number) in keys], keys
     subnets = {row.network for row in rows.values()}
     # On a labelled fabric every port may have a subnet of its own (/31), which then names nothing across nodes.
     if rows and len(subnets) == len(rows) and len(ports) > 1 and not any(port.fabric for port in ports):
-        return {
+        return ports, {
             at: (f"subnet{row.network.version}", int(row.network.network_address), row.network.prefixlen)
             for at, row in rows.items()
         }
-    return {(port.device, port.number): (f"pci of {len(ports)}", at, 0) for at, port in enumerate(ports)}
+    return ports, {(port.device, port.number): (f"pci of {len(ports)}", at, 0) for at, port in enumerate(ports)}
 
 
 def _usual(ports: Iterable[Port]) -> dict[tuple[str, str], float]:
