@@ -18,15 +18,15 @@ from collections.abc import Sequence
 import attrs
 from immutables import Map
 
-from llmgw.plane import drains, idle, rollout
+from llmgw.plane import idle, rollout
 from llmgw.plane.attempts import EVERYWHERE
 from llmgw.plane.checks import Need
-from llmgw.plane.gang import Replica, ended, order, replicas, size
-from llmgw.plane.places import Places
-from llmgw.plane.steps import Drain, GiveUp, Plan, Step, Stop, enact
+from llmgw.plane.gang import Replica, ended, order, replicas
+from llmgw.plane.round import Round
+from llmgw.plane.steps import Plan, Step, enact
 from llmgw.plane.why import nearest, smallest
-from llmgw.plane.world import DEFAULT, Model, Settings, Shard, Stage, Unplaced, Want, World
-from llmgw.wire.facts import ModelName, NodeId, ShardState
+from llmgw.plane.world import DEFAULT, Model, Settings, Stage, Unplaced, World
+from llmgw.wire.facts import ModelName, NodeId
 
 #: Rounds of one plan: each lets what the one before freed be used.
 _ROUNDS = 8
@@ -50,119 +50,32 @@ def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
     return Plan(steps, found.unplaced, now)
 
 
-class _Planner:
-    """The state of one round: the places as they fill up, the steps so far."""
+class _Planner(Round):
+    """One round of planning, model by model."""
 
     def __init__(self, world: World, now: float, settings: Settings) -> None:
-        self.world, self.now, self.settings = world, now, settings
-        self.places = Places(world, now, settings)
-        self.steps: list[Step] = []
+        super().__init__(world, now, settings)
         self.unplaced: dict[ModelName, Unplaced] = {}
-        self.again: float | None = None
-        self.leaving: set[ModelName] = set()
 
     def plan(self) -> Plan:
         by_model: dict[ModelName, list[Replica]] = {name: [] for name in self.world.models}
         for replica in replicas(self.world.shards.values()):
             if not replica.runs:
-                self._going(replica)
+                self.going(replica)
             elif replica.model in by_model:
                 by_model[replica.model].append(replica)
             else:
-                self._leave(replica, "its model is wanted no more")
+                self.leave(replica, "its model is wanted no more")
         for name in sorted(by_model):
             self._model(self.world.models[name], by_model[name])
         return Plan(tuple(self.steps), Map(self.unplaced), self.again)
-
-    # What is on its way out -------------------------------------------------------------------------------
-
-    def _going(self, replica: Replica) -> None:
-        """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more."""
-        here = [shard for shard in replica.members if not self._dropped(shard)]
-        if here:
-            self.leaving.add(replica.model)
-        # Not heard of yet: the plane has just started, and what the gateways send there goes on.
-        finishing = len(here) == len(replica.members) == size(replica.leader) and all(
-            shard.want is Want.DRAIN
-            and (shard.status is None or shard.state in (ShardState.READY, ShardState.DRAINING))
-            for shard in here
-        )
-        if finishing:
-            since, within = replica.leader.want_at, drains.of_replica(self.world, here, self.settings)
-            due = self.now if since is None else since + within
-            if due > self.now:
-                self._look(due)
-                return
-        for shard in here:
-            if shard.want is Want.DRAIN:
-                self.steps.append(Stop(shard.id, shard.why or "it is drained"))
-            elif shard.want is Want.RUN:
-                self.steps.append(Stop(shard.id, f"the rest of {replica.id} is to stop"))
-            elif shard.status is None:
-                self._unheard(shard)
-
-    def _dropped(self, shard: Shard) -> bool:
-        node = self.world.nodes.get(shard.node)
-        if node is None or node.stage is Stage.LOST:
-            self._drop(shard, f"{shard.node} is {'not known' if node is None else 'lost'}")
-        elif ended(shard):
-            self._drop(shard, f"it has {shard.state.value}")
-        else:
-            return False
-        return True
-
-    def _unheard(self, shard: Shard) -> None:
-        """Unwanted before a word of it came, and told to stop meanwhile: after a while there is nothing to stop."""
-        node = self.world.nodes[shard.node]
-        if not node.connected or node.facts is None:
-            return
-        since = max(node.facts_at or 0.0, shard.want_at if shard.want_at is not None else 0.0)
-        silent_until = since + 2 * self.settings.resend
-        if silent_until <= self.now:
-            self._drop(shard, "its node never heard of it")
-        else:
-            self._look(silent_until)
-
-    def _leave(self, replica: Replica, why: str) -> None:
-        """Out, with the grace that its state deserves."""
-        here = []
-        for shard in replica.members:
-            if self._lost(shard.node) or ended(shard):
-                self._drop(shard, why)
-            else:
-                here.append(shard)
-        if not here:
-            return
-        self.leaving.add(replica.model)
-        if replica.ready and len(here) == len(replica.members):
-            self.steps += [Drain(shard.id, why) for shard in here]
-            self._look(self.now + drains.of_replica(self.world, here, self.settings))
-        else:
-            self.steps += [Stop(shard.id, why) for shard in here]
-
-    def _drop(self, shard: Shard, why: str) -> None:
-        self.steps.append(GiveUp(shard.id, why))
-        self.places.drop(shard)
-
-    def _look(self, at: float) -> None:
-        self.again = at if self.again is None else min(self.again, at)
-
-    def _lost(self, *nodes: NodeId) -> bool:
-        for node in nodes:
-            known = self.world.nodes.get(node)
-            if known is None or known.stage is Stage.LOST:
-                return True
-        return False
-
-    def _draining(self, *nodes: NodeId) -> bool:
-        return any(self.world.nodes[node].draining for node in nodes)
 
     # One model --------------------------------------------------------------------------------------------
 
     def _model(self, model: Model, mine: list[Replica]) -> None:
         wanted = idle.wanted(self.world, model, self.now)
         if wanted and model.idle:
-            self._look(idle.awake_until(self.world, model))
+            self.look(idle.awake_until(self.world, model))
         enough = f"{wanted} replicas are wanted" if not model.idle or wanted else f"nobody asks for {model.name}"
         staying: list[Replica] = []
         draining: list[Replica] = []
@@ -170,10 +83,10 @@ class _Planner:
         displaced: list[Replica] = []
         for replica in mine:
             if not replica.sound:
-                self._leave(replica, f"the members of {replica.id} do not make one replica: it is placed anew")
-            elif self._lost(*replica.nodes):
+                self.leave(replica, f"the members of {replica.id} do not make one replica: it is placed anew")
+            elif self.lost(*replica.nodes):
                 displaced.append(replica)
-            elif self._draining(*replica.nodes):
+            elif self.draining(*replica.nodes):
                 draining.append(replica)
             elif replica.revision != model.revision:
                 outdated.append(replica)
@@ -184,7 +97,7 @@ class _Planner:
         if len(staying) > wanted:
             staying.sort(key=lambda r: (self._worth(r), order(r)))
             while len(staying) > wanted:
-                self._leave(staying.pop(), enough)
+                self.leave(staying.pop(), enough)
             staying.sort(key=order)
         for replica in staying:
             self._again(model, replica, wanted)
@@ -199,9 +112,9 @@ class _Planner:
         room_for = wanted - len(staying)
         unmoved = 0
         for replica in displaced:
-            lost = next(node for node in replica.nodes if self._lost(node))
+            lost = next(node for node in replica.nodes if self.lost(node))
             if room_for <= 0:
-                self._leave(replica, f"{lost} is lost, and {enough}")
+                self.leave(replica, f"{lost} is lost, and {enough}")
                 continue
             room_for -= 1
             as_it_was = (rollout.of_revision(model, replica.revision) if paused else None) or model
@@ -219,7 +132,7 @@ class _Planner:
             self._again(rollout.of_revision(model, replica.revision) or model, replica, wanted)
         for replica in (*draining, *outdated):
             if not replica.ready and replica not in kept:
-                self._leave(replica, self._why_leaving(replica, model))
+                self.leave(replica, self._why_leaving(replica, model))
         serving = [r for r in (*draining, *outdated) if r.ready or r in kept]
         ready = sum(r.ready for r in staying)
         surplus = max(0, ready + sum(r.ready for r in serving) - wanted)
@@ -228,7 +141,7 @@ class _Planner:
             dispensable = sorted((r for r in serving if r in kept), key=lambda r: (r.ready, order(r)))
             going = [r for r in going if r not in kept] + dispensable[: max(0, len(serving) - wanted)]
         for replica in going:
-            self._leave(replica, self._why_leaving(replica, model))
+            self.leave(replica, self._why_leaving(replica, model))
         serving = [r for r in serving if r not in going]
 
         missing = room_for
@@ -256,7 +169,7 @@ class _Planner:
             return  # what leaves makes room in a moment, and as many serve as are wanted
         for replica in older:
             if not any(self._cordoned(node) for node in replica.nodes) and self._follows(model, replica):
-                self._leave(replica, f"room is needed for revision {model.revision} of its profile")
+                self.leave(replica, f"room is needed for revision {model.revision} of its profile")
                 return
         self._unplaced(model, wanted, wanted - 1)
 
@@ -285,7 +198,7 @@ class _Planner:
             return
         waits = [shard.not_before for shard in replica.members if shard.not_before is not None]
         if waits and max(waits) > self.now:
-            self._look(max(waits))
+            self.look(max(waits))
             return
         blamed = replica.blamed
         how, cause = blamed.state.value, blamed.status.cause if blamed.status is not None else ""
@@ -297,7 +210,7 @@ class _Planner:
 
     def _next(self, model: Model, replica: Replica, why: str, wanted: int) -> None:
         if any(self.world.nodes[node].stage is not Stage.READY for node in replica.nodes):
-            self._look(self.now + AGAIN)  # silent for a moment: D1 decides whether it is lost
+            self.look(self.now + AGAIN)  # silent for a moment: D1 decides whether it is lost
             return
         blamed, where = replica.blamed, " and ".join(dict.fromkeys(replica.nodes))
         cause_code = blamed.status.cause_code if blamed.status is not None else ""
@@ -335,7 +248,7 @@ class _Planner:
         reasons = self.places.refused(model)
         change = smallest(reasons, Need.of(model))
         self.unplaced[model.name] = Unplaced(model.name, wanted, standing, nearest(reasons), change)
-        self._look(self.now + AGAIN)
+        self.look(self.now + AGAIN)
 
     def _worth(self, replica: Replica) -> tuple[int, int]:
         """The smaller, the better to keep."""

@@ -1,0 +1,105 @@
+"""One round of a plan: the places as they fill up, the steps so far, and how replicas leave.
+
+Pure; plan.py says which replicas begin and which leave, and why.
+"""
+
+from __future__ import annotations
+
+from llmgw.plane import drains
+from llmgw.plane.gang import Replica, ended, size
+from llmgw.plane.places import Places
+from llmgw.plane.steps import Drain, GiveUp, Step, Stop
+from llmgw.plane.world import Settings, Shard, Stage, Want, World
+from llmgw.wire.facts import ModelName, NodeId, ShardState
+
+
+class Round:
+    """What is decided so far. `again` is when something may be due; `leaving` names models that something leaves."""
+
+    def __init__(self, world: World, now: float, settings: Settings) -> None:
+        self.world, self.now, self.settings = world, now, settings
+        self.places = Places(world, now, settings)
+        self.steps: list[Step] = []
+        self.again: float | None = None
+        self.leaving: set[ModelName] = set()
+
+    def going(self, replica: Replica) -> None:
+        """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more."""
+        here = [shard for shard in replica.members if not self._dropped(shard)]
+        if here:
+            self.leaving.add(replica.model)
+        # Not heard of yet: the plane has just started, and what the gateways send there goes on.
+        finishing = len(here) == len(replica.members) == size(replica.leader) and all(
+            shard.want is Want.DRAIN
+            and (shard.status is None or shard.state in (ShardState.READY, ShardState.DRAINING))
+            for shard in here
+        )
+        if finishing:
+            since, within = replica.leader.want_at, drains.of_replica(self.world, here, self.settings)
+            due = self.now if since is None else since + within
+            if due > self.now:
+                self.look(due)
+                return
+        for shard in here:
+            if shard.want is Want.DRAIN:
+                self.steps.append(Stop(shard.id, shard.why or "it is drained"))
+            elif shard.want is Want.RUN:
+                self.steps.append(Stop(shard.id, f"the rest of {replica.id} is to stop"))
+            elif shard.status is None:
+                self._unheard(shard)
+
+    def _dropped(self, shard: Shard) -> bool:
+        node = self.world.nodes.get(shard.node)
+        if node is None or node.stage is Stage.LOST:
+            self.drop(shard, f"{shard.node} is {'not known' if node is None else 'lost'}")
+        elif ended(shard):
+            self.drop(shard, f"it has {shard.state.value}")
+        else:
+            return False
+        return True
+
+    def _unheard(self, shard: Shard) -> None:
+        """Unwanted before a word of it came, and told to stop meanwhile: after a while there is nothing to stop."""
+        node = self.world.nodes[shard.node]
+        if not node.connected or node.facts is None:
+            return
+        since = max(node.facts_at or 0.0, shard.want_at if shard.want_at is not None else 0.0)
+        silent_until = since + 2 * self.settings.resend
+        if silent_until <= self.now:
+            self.drop(shard, "its node never heard of it")
+        else:
+            self.look(silent_until)
+
+    def leave(self, replica: Replica, why: str) -> None:
+        """Out, with the grace that its state deserves."""
+        here = []
+        for shard in replica.members:
+            if self.lost(shard.node) or ended(shard):
+                self.drop(shard, why)
+            else:
+                here.append(shard)
+        if not here:
+            return
+        self.leaving.add(replica.model)
+        if replica.ready and len(here) == len(replica.members):
+            self.steps += [Drain(shard.id, why) for shard in here]
+            self.look(self.now + drains.of_replica(self.world, here, self.settings))
+        else:
+            self.steps += [Stop(shard.id, why) for shard in here]
+
+    def drop(self, shard: Shard, why: str) -> None:
+        self.steps.append(GiveUp(shard.id, why))
+        self.places.drop(shard)
+
+    def look(self, at: float) -> None:
+        self.again = at if self.again is None else min(self.again, at)
+
+    def lost(self, *nodes: NodeId) -> bool:
+        for node in nodes:
+            known = self.world.nodes.get(node)
+            if known is None or known.stage is Stage.LOST:
+                return True
+        return False
+
+    def draining(self, *nodes: NodeId) -> bool:
+        return any(self.world.nodes[node].draining for node in nodes)
