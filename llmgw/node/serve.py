@@ -161,6 +161,8 @@ async def _epitaph(record: Record, engine: Engine, means: Means, ended: Ended | 
         code, text, remedy = dead.code, dead.text, dead.remedy
         if cause is not None and code != "port-in-use":
             text = f"{text}; {cause.text}"
+            if code == "token-failed":
+                code, remedy = cause.code, cause.remedy  # that it made no token says less than why
         return Failure(code, f"given up: {text}", remedy, lines=lines, cause=text)
     ended = ended or Ended()
     if cause is None:

@@ -223,6 +223,18 @@ async def test_a_leader_that_is_well_and_makes_no_tokens_has_failed(tmp_path: Pa
         assert "2 times in a row" in failed.cause
 
 
+async def test_the_cause_that_the_log_names_says_more_than_the_missing_token(tmp_path: Path) -> None:
+    says = "RuntimeError: [gloo/transport/tcp/pair.cc:544] Gloo Connection closed by peer [10.0.0.2]:5"
+    async with running(shards(tmp_path, asking=ASKING, patience=QUICK)) as told:
+        told.shards.start(leading(tmp_path, says))
+        await told.until(READY)
+        (tmp_path / "broken").touch()
+        failed = await told.until(FAILED, within=10)
+        assert failed.cause_code == "peer-lost"
+        assert "makes no tokens any more" in failed.cause
+        assert "another member of the replica went away" in failed.cause
+
+
 async def test_while_others_have_tokens_made_none_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "busy").touch()
     async with running(shards(tmp_path, asking=ASKING, patience=QUICK)) as told:
