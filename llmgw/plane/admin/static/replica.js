@@ -88,7 +88,7 @@ function show(reply) {
   hidden("failures", !failed.length);
   table("failures", failed, f => f.which, f => [
     f.which, new Date(f.failure.clock * 1000).toLocaleString(), `${f.shard} on ${f.node}, generation ${f.failure.generation}`,
-    [f.failure.cause || "none known", ...f.failure.lines.slice(-5)].join("\n"), f.log,
+    f.log, [f.failure.cause || "none known", ...f.failure.lines.slice(-5)].join("\n"),
   ], "");
   table("commands", reply.members.filter(m => m.shard.command.length), m => m.shard.id, m => [m.shard.id, m.shard.command.join(" ")], "Nothing runs yet.");
 }
