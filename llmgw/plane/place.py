@@ -66,7 +66,7 @@ class Rooms:
         self._values: dict[str, dict[NodeId, str]] = {}
         self._disk_full: bool | None = None
         self._reach = Reach(world, now, settings)
-        self._several = Several(self._reach, self._nodes, self.room, self._held, self._touched)
+        self._several = Several(self._reach, self._nodes, self._held, self._touched)
 
     def room(self, node: NodeId, *, without: ShardId | None = None) -> Room | None:
         """A node's room; `without` one shard that is placed there."""
@@ -121,7 +121,7 @@ class Rooms:
         again = (need, model) in self._asked and not need.spread
         if need.nodes > 1:
             self._asked.add((need, model))
-            return self._several.choose(need, model, scores, self._liked(need, entry), avoid, keep=again)
+            return self._several.choose(need, model, scores, self._liked(need, entry), avoid, self.room, keep=again)
         if again:
             chosen = self._from_heap(need, model, scores, entry, avoid)
         else:

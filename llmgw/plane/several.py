@@ -29,6 +29,8 @@ Score = tuple[bool, int, int, int]
 #: the model there, the score, the node. The smallest is the best.
 Entry = tuple[int, bool, int, int, bool, int, int, int, NodeId]
 
+RoomOf = Callable[[NodeId], Room | None]
+
 
 @attrs.frozen
 class Member:
@@ -94,11 +96,13 @@ class _Ways:
 @attrs.define
 class Several:
     """What placing knows of groups, while one plan is made. `touched` names, in order, the nodes on which something
-    was held or released; who looked before looks again from there on."""
+    was held or released; who looked before looks again from there on.
+
+    `room` gives a node's room. It is passed with each question: kept here it would keep the rooms alive that ask.
+    """
 
     reach: Reach
     nodes: Mapping[NodeId, Node]
-    room: Callable[[NodeId], Room | None]
     held: Mapping[NodeId, Mapping[ShardId, Shard]]
     touched: list[NodeId]
     _ways: dict[Need, _Ways] = attrs.field(factory=dict)
@@ -112,18 +116,19 @@ class Several:
         scores: Mapping[NodeId, Score],
         entry: Callable[[NodeId, Score], Entry],
         avoid: Collection[NodeId],
+        room: RoomOf,
         *,
         keep: bool,
     ) -> Choice | None:
         """The best nodes for one more replica, by rank. `keep`: the groups are of use to the next decision, too."""
-        groups = self._grouped(need, model, scores, entry, keep=keep)
+        groups = self._grouped(need, model, scores, entry, room, keep=keep)
         shut = set(avoid)
         while True:
             found = self._best(groups, need, shut)
             if found is None:
                 return None
             way, nodes = found
-            made = self._choice(way, self._ranked(nodes, need), need, groups.entries)
+            made = self._choice(way, _ranked(nodes, need, room), need, groups.entries)
             if isinstance(made, Choice):
                 return made
             shut.add(made)  # no number is left there
@@ -147,7 +152,7 @@ class Several:
 
     # The groups -------------------------------------------------------------------------------------------
 
-    def ways(self, need: Need, scores: Mapping[NodeId, Score]) -> Mapping[NodeId, tuple[Way, ...]]:
+    def ways(self, need: Need, scores: Mapping[NodeId, Score], room: RoomOf) -> Mapping[NodeId, tuple[Way, ...]]:
         """The ways of every node that has room; the same for all models that ask for as much."""
         key = attrs.evolve(need, source="", model=ModelName(""), spread="")
         kept = self._ways.get(key)
@@ -157,9 +162,9 @@ class Several:
         else:
             fresh = {*self.touched[kept.seen :], *(scores.keys() - kept.by_node.keys())}
         for node in fresh:
-            room = self.room(node)
-            if room is not None and room.node.facts is not None:
-                kept.by_node[node] = self.reach.ways(room, need)
+            here = room(node)
+            if here is not None and here.node.facts is not None:
+                kept.by_node[node] = self.reach.ways(here, need)
         kept.seen = len(self.touched)
         return kept.by_node
 
@@ -169,10 +174,11 @@ class Several:
         model: ModelName,
         scores: Mapping[NodeId, Score],
         entry: Callable[[NodeId, Score], Entry],
+        room: RoomOf,
         *,
         keep: bool,
     ) -> _Groups:
-        ways = self.ways(need, scores)
+        ways = self.ways(need, scores, room)
         kept = self._groups.get((need, model)) if keep else None
         if kept is None:
             kept = _Groups(len(self.touched))
@@ -235,12 +241,6 @@ class Several:
         return None
 
     # One choice -------------------------------------------------------------------------------------------
-
-    def _ranked(self, nodes: Sequence[NodeId], need: Need) -> list[Room]:
-        """By name, so that neighbours in a rack are so in a ring. Of llama.cpp's only the leader reads the weights."""
-        rooms = [room for node in nodes if (room := self.room(node)) is not None]
-        leads = need.engine == "llamacpp"
-        return sorted(rooms, key=lambda room: (leads and need.source not in room.weights, _natural(room.node.id)))
 
     def _choice(
         self,
@@ -342,6 +342,13 @@ class Several:
                     found += [f"{room.node.id} {rail.port.device}" for rail in wiring.rails if rail.key not in names]
                     found += [f"{room.node.id} {fault}" for fault in wiring.faults]
         return found
+
+
+def _ranked(nodes: Sequence[NodeId], need: Need, room: RoomOf) -> list[Room]:
+    """By name, so that neighbours in a rack are so in a ring. Of llama.cpp's only the leader reads the weights."""
+    rooms = [found for node in nodes if (found := room(node)) is not None]
+    leads = need.engine == "llamacpp"
+    return sorted(rooms, key=lambda found: (leads and need.source not in found.weights, _natural(found.node.id)))
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

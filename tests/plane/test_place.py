@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import attrs
 import pytest
 from hypothesis import given
@@ -473,3 +475,18 @@ def test_choosing_by_index_is_choosing_by_the_rule(
         if number % 3 == 2:  # some go again
             rooms.release(shard)
             here = attrs.evolve(here, shards=here.shards.delete(shard.id))
+
+
+def test_rooms_go_with_their_last_user_and_need_no_collector() -> None:
+    """A plan is made with every change, and each looks at the whole fleet."""
+    here = world(register("n1"), register("n2"))
+    gone: list[weakref.ref[Rooms]] = []
+    for nodes in (1, 2):
+        rooms = Rooms(here, 10.0)
+        gone.append(weakref.ref(rooms))
+        need = Need.of(model(of=replace(profile(threads=1), nodes=nodes)))
+        for _ in range(2):
+            assert rooms.choose(need, need.model) is not None
+        assert rooms.refused(attrs.evolve(need, labels=(("zone", "a"),)))
+    del rooms
+    assert [ref() for ref in gone] == [None, None]
