@@ -14,17 +14,25 @@ import trio
 from llmgw.node.processes import Handle
 from llmgw.node.run import REAP_WITHIN, NotStarted
 
+#: Engines come first: this gives way to them for processors, and goes first when memory runs out (an agent is spared
+#: then, and must not pass that on). exec keeps the process id.
+_GIVE_WAY = (
+    "ulimit -c 0 2>/dev/null; { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null; "
+    'command -v nice >/dev/null && exec nice -n 10 "$@"; exec "$@"'
+)
+
 
 async def run_to_file(
     argv: Sequence[str], output: int, *, env: Mapping[str, str], cwd: Path, limit: float
 ) -> int | None:
     """The program's exit status, negative for a signal; None when it was ended at the limit. Raises NotStarted.
 
-    However this ends, nothing that stayed in the program's process group is left.
+    One that is not there leaves with 127, and its output says so. However this ends, nothing that stayed in the
+    program's process group is left.
     """
     try:
         process = await trio.lowlevel.open_process(
-            list(argv),
+            ["/bin/sh", "-c", _GIVE_WAY, "llmgw", *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

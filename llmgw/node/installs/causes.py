@@ -24,7 +24,8 @@ ROWS = (
     ),
     Row.of(
         "no-python",
-        r"No interpreter found|[Nn]o such file or directory: '[^']*python|Could not find a Python",
+        r"No interpreter found|[Nn]o such file or directory: '[^']*python|Could not find a Python"
+        r"|python[\d.]*['’]?: (?:not found|No such file)",
         "the Python of installs.python is not there",
         "name one that is, or none",
     ),

@@ -148,10 +148,8 @@ async def _step(
         env = {**_environment(means.state), **step.env}
         if await trio.to_thread.run_sync(_made, partial, temporary):
             env["TMPDIR"] = str(temporary)  # /tmp may be small, and this goes with the rest
-        nice = shutil.which("nice")
-        argv = (nice, "-n", "10", *step.argv) if nice else step.argv
         try:
-            status = await run_to_file(argv, file, env=env, cwd=means.shelf.root, limit=means.within)
+            status = await run_to_file(step.argv, file, env=env, cwd=means.shelf.root, limit=means.within)
         except NotStarted as error:
             raise InstallFailed("not-started", error.what, remedy="see [installs] of this node's settings") from None
         nursery.cancel_scope.cancel()

@@ -83,6 +83,8 @@ SAID = [
     ("no-network", ("  cause: Connection refused (os error 111)",)),
     ("conflict", ("  cause: all versions of bbb and all versions of vllm are incompatible.",)),
     ("no-disk", ("  cause: failed to write to file: No space left on device (os error 28)",)),
+    ("no-python", ("nice: '/opt/python3.12': No such file or directory",)),
+    ("no-python", ("llmgw: 1: exec: /opt/python3.12: not found",)),
     ("no-python", ("error: No interpreter found for path `/opt/python3.12`",)),
 ]
 
