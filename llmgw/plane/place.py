@@ -14,10 +14,11 @@ from typing import Generic, TypeVar
 import attrs
 
 from llmgw.plane.checks import Need, fetched, installed, pick, refusals, took
+from llmgw.plane.members import Choice, Member, Ports
 from llmgw.plane.memory import Runs, estimate, key
 from llmgw.plane.reach import Reach
 from llmgw.plane.rooms import FULL_DISK, Room, labels_of, room
-from llmgw.plane.several import Choice, Entry, Member, Score, Several
+from llmgw.plane.several import Entry, Score, Several
 from llmgw.plane.world import DEFAULT, Model, Node, Reason, Settings, Shard, World
 from llmgw.wire.facts import ModelName, NodeId, ShardId, Weights
 
@@ -66,7 +67,7 @@ class Rooms:
         self._values: dict[str, dict[NodeId, str]] = {}
         self._disk_full: bool | None = None
         self._reach = Reach(world, now, settings)
-        self._several = Several(self._reach, self._nodes, self._held, self._touched)
+        self._several = Several(self._reach, Ports(self._nodes, self._held), self._touched)
 
     def room(self, node: NodeId, *, without: ShardId | None = None) -> Room | None:
         """A node's room; `without` one shard that is placed there."""

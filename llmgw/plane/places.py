@@ -12,8 +12,8 @@ import attrs
 
 from llmgw.plane.checks import Need
 from llmgw.plane.gang import Replica, member_id, replica_of
+from llmgw.plane.members import Choice
 from llmgw.plane.place import Rooms
-from llmgw.plane.several import Choice
 from llmgw.plane.steps import GiveUp, Start, Step
 from llmgw.plane.world import Model, Reason, Settings, Shard, Want, World, slug
 from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardSpec

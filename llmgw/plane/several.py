@@ -13,15 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 
-from llmgw.plane.checks import Need, pick, took
+from llmgw.plane.checks import Need
 from llmgw.plane.groups import Liking, Way, together
-from llmgw.plane.network import End, ends, environment
+from llmgw.plane.members import Choice, Ports, members
 from llmgw.plane.reach import Reach, of_one
-from llmgw.plane.reserve import purposes, reserve, spanned
 from llmgw.plane.rooms import Room
 from llmgw.plane.unreached import refusals
-from llmgw.plane.world import Node, Reason, Shard
-from llmgw.wire.facts import ModelName, NodeId, ShardId
+from llmgw.plane.world import Reason, Shard
+from llmgw.wire.facts import ModelName, NodeId
 
 #: Not installed yet, GPUs left, threads left, memory left: the smaller, the tighter.
 Score = tuple[bool, int, int, int]
@@ -30,35 +29,6 @@ Score = tuple[bool, int, int, int]
 Entry = tuple[int, bool, int, int, bool, int, int, int, NodeId]
 
 RoomOf = Callable[[NodeId], Room | None]
-
-
-@attrs.frozen
-class Member:
-    """The place of one shard: its node, the GPUs it takes, and what it needs to find the others of its replica.
-
-    `address` is where the others reach it, `ports` are the numbers reserved there, `network` the environment that the
-    wires between them ask for, `rdma` the ports they use. All empty for a replica of one node.
-    """
-
-    node: NodeId
-    gpus: tuple[str, ...]
-    address: str = ""
-    ports: Mapping[str, int] = attrs.field(factory=dict)
-    network: Mapping[str, str] = attrs.field(factory=dict)
-    rdma: tuple[str, ...] = ()
-
-
-@attrs.frozen
-class Choice:
-    """The nodes that take a replica, by rank, and why these. `version`: the engine's, where all must have the same."""
-
-    members: tuple[Member, ...]
-    why: str
-    version: str = ""
-
-    @property
-    def nodes(self) -> tuple[NodeId, ...]:
-        return tuple(member.node for member in self.members)
 
 
 @attrs.define
@@ -102,12 +72,10 @@ class Several:
     """
 
     reach: Reach
-    nodes: Mapping[NodeId, Node]
-    held: Mapping[NodeId, Mapping[ShardId, Shard]]
+    ports: Ports
     touched: list[NodeId]
     _ways: dict[Need, _Ways] = attrs.field(factory=dict)
     _groups: dict[tuple[Need, ModelName], _Groups] = attrs.field(factory=dict)
-    _at: dict[str, list[NodeId]] | None = None
 
     def choose(
         self,
@@ -128,7 +96,8 @@ class Several:
             if found is None:
                 return None
             way, nodes = found
-            made = self._choice(way, _ranked(nodes, need, room), need, groups.entries)
+            others = sum(groups.entries[node][3] for node in nodes)
+            made = members(self.reach, self.ports, way, _ranked(nodes, need, room), need, others=others)
             if isinstance(made, Choice):
                 return made
             shut.add(made)  # no number is left there
@@ -141,14 +110,14 @@ class Several:
         for way in of_one([self.reach.ways(room, need) for room in rooms]):
             foes = self.reach.foes(way)
             if not any(foes.get(node, frozenset()) & set(nodes) for node in nodes):
-                made = self._choice(way, rooms, need, {}, shards)
+                made = members(self.reach, self.ports, way, rooms, need, shards)
                 if isinstance(made, Choice):
                     return made
         return None
 
     def refused(self, passing: Sequence[Room], need: Need) -> Iterator[Reason]:
         """Why nodes that pass by themselves make no replica: what is wrong with their wires, or between them."""
-        return refusals(self.reach, passing, need, lambda node: self._taken(node, ()))
+        return refusals(self.reach, passing, need, self.ports.taken)
 
     # The groups -------------------------------------------------------------------------------------------
 
@@ -240,109 +209,6 @@ class Several:
                 return nodes
         return None
 
-    # One choice -------------------------------------------------------------------------------------------
-
-    def _choice(
-        self,
-        way: Way,
-        rooms: Sequence[Room],
-        need: Need,
-        entries: Mapping[NodeId, Entry],
-        before: Sequence[Shard] = (),
-    ) -> Choice | NodeId:
-        """The members of a replica on these nodes, by rank; or the node that has no port number left for it."""
-        nodes = [room.node for room in rooms]
-        met = ends(nodes, ipv4=need.engine == "llamacpp")
-        members: list[Member] = []
-        given: dict[str, set[int]] = {}
-        for rank, (room, end) in enumerate(zip(rooms, met, strict=True)):
-            names = purposes(need.engine, rank)
-            numbers: Mapping[str, int] = {}
-            if names:
-                held = given.setdefault(room.node.address, set())
-                old = before[rank].spec.ports if before else {}
-                mine = {shard.id for shard in before}
-                taken = held | self._taken(room.node, mine)
-                allowed = room.node.facts.engine_ports if room.node.facts is not None else None
-                found = reserve(names, allowed, taken, old)
-                if found is None:
-                    return room.node.id
-                numbers = found
-                held.update(spanned(numbers))
-            rails = self.reach.rails(room.node, way)
-            members.append(
-                Member(
-                    room.node.id,
-                    pick(room, need, way.over if way.network == "nvlink" else ""),
-                    end.address,
-                    numbers,
-                    environment(need.engine, need.resources.gpus, way, end, rails),
-                    tuple(rail.name for rail in rails),
-                )
-            )
-        why = "it ran here before" if before else self._why(way, rooms, need, entries, met)
-        return Choice(tuple(members), why, way.version)
-
-    def _taken(self, node: Node, without: Collection[object]) -> set[int]:
-        """The numbers that shards of several nodes hold on this machine, which may have several agents."""
-        if self._at is None:
-            self._at = {}
-            for other in self.nodes.values():
-                self._at.setdefault(other.address, []).append(other.id)
-        return {
-            number
-            for name in self._at.get(node.address, (node.id,))
-            for shard in self.held.get(name, {}).values()
-            if shard.spec.ports and shard.id not in without
-            for number in spanned(shard.spec.ports)
-        }
-
-    def _why(
-        self,
-        way: Way,
-        rooms: Sequence[Room],
-        need: Need,
-        entries: Mapping[NodeId, Entry],
-        met: Sequence[End],
-    ) -> str:
-        count = len(rooms)
-        words: list[str] = []
-        if way.network == "nvlink":
-            words.append(f"all {count} are in NVLink domain {way.over}")
-        elif way.network == "rdma":
-            kind = "InfiniBand" if way.over == "ib" else "RoCE"
-            words.append(f"all {count} reach one another over {len(way.rails)} {kind} rail{_s(len(way.rails))}")
-            if left := self._left_out(way, rooms):
-                words.append(f"narrowed to the rails that all have, without {', '.join(left)}")
-        else:
-            words.append(f"all {count} reach one another over TCP" + (" on one machine" if way.site else ""))
-        there = sum(need.source in room.weights for room in rooms)
-        if there:
-            words.append(f"the weights are there on {'all' if there == count else there}")
-        friends = self.reach.friends(way)
-        names = [room.node.id for room in rooms]
-        good = sum(b in friends.get(a, ()) for at, a in enumerate(names) for b in names[at + 1 :])
-        if good:
-            words.append(f"{good} of {count * (count - 1) // 2} pairs tested good")
-        if entries and (others := sum(entries[name][3] for name in names if name in entries)):
-            words.append(f"{others} other replicas of the model there")
-        if need.took:
-            words.append(took(need))
-        if met and way.network != "nvlink" and not met[0].interface and not way.site:
-            words.append("no subnet that all are in is known, so their addresses must be routed")
-        return ", ".join(words)
-
-    def _left_out(self, way: Way, rooms: Sequence[Room]) -> list[str]:
-        """The rails of these nodes that the way leaves out (RA06)."""
-        names = {key for key, _ in way.rails}
-        found: list[str] = []
-        for room in rooms:
-            for wiring, _ in self.reach.signatures(room.node):
-                if wiring.family == way.over:
-                    found += [f"{room.node.id} {rail.port.device}" for rail in wiring.rails if rail.key not in names]
-                    found += [f"{room.node.id} {fault}" for fault in wiring.faults]
-        return found
-
 
 def _ranked(nodes: Sequence[NodeId], need: Need, room: RoomOf) -> list[Room]:
     """By name, so that neighbours in a rack are so in a ring. Of llama.cpp's only the leader reads the weights."""
@@ -353,7 +219,3 @@ def _ranked(nodes: Sequence[NodeId], need: Need, room: RoomOf) -> list[Room]:
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"([0-9]+)", name)[:20] if p)
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"

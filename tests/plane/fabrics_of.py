@@ -9,8 +9,8 @@ from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.plane.checks import Need
+from llmgw.plane.members import Member
 from llmgw.plane.place import Choice, Rooms
-from llmgw.plane.several import Member
 from llmgw.plane.world import Evidence, Model, Reason, Shard, World
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import (
