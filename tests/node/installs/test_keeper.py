@@ -100,6 +100,33 @@ async def test_any_version_of_llama_cpp_is_the_one_that_was_tested_and_of_others
         assert left(site) == ["llamacpp-0.10068.0", "vllm-0.10.0"]
 
 
+async def test_without_a_wish_a_shard_gets_the_preferred_version_then_that_of_path_then_the_newest(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("0.9.0", "0.10.0", "0.11.0"):
+        vllm(site.wheels, version)
+    async with running(site) as agent:
+        agent.want(("vllm", "0.9.0"), ("vllm", "0.10.0"))
+        await agent.installed_as("vllm", "0.9.0")
+        await agent.installed_as("vllm", "0.10.0")
+        assert (await agent.installed.found("vllm")).version == "0.10.0"
+        own = site.root / "venv" / "bin" / "vllm"
+        (site.root / "venv" / "lib" / "python3.11" / "site-packages" / "vllm-0.8.0+cu130.dist-info").mkdir(parents=True)
+        own.parent.mkdir()
+        own.write_text("#!/bin/sh\n")
+        own.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{own.parent}:/usr/bin:/bin")
+        assert (await agent.installed.found("vllm")).command == (str(own),)
+        # A local version is the version that it was built from.
+        asked = await agent.installed.found("vllm", "0.8.0")
+        assert (asked.command, asked.version) == ((str(own),), "0.8.0")
+        # Preferred and not there yet: nobody waits for it while something else works.
+        agent.want(("vllm", "0.9.0"), ("vllm", "0.10.0"), ("vllm", "0.11.0"), preferred={"vllm": "0.11.0"})
+        assert (await agent.installed.found("vllm")).command == (str(own),)
+        await agent.installed_as("vllm", "0.11.0")
+        assert (await agent.installed.found("vllm")).version == "0.11.0"
+
+
 async def test_a_shard_waits_for_the_engine_that_is_being_installed(site: Site) -> None:
     llama(site.wheels, "0.10068.0")
     said: list[str] = []
