@@ -6,6 +6,7 @@ python -m benchmarks.place
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -214,6 +215,8 @@ def of_several() -> None:
         models = [several(f"g{nodes}", nodes, network, rails) for nodes in (2, 3, 4)]
         spent: list[float] = []
         left, turn = list(models), 0
+        gc.collect()
+        gc.freeze()  # as a plane does once it has started
         while left:
             model = left[turn % len(left)]
             begun = time.perf_counter()

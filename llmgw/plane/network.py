@@ -69,14 +69,11 @@ def ends(nodes: Sequence[Node], *, ipv4: bool = False) -> tuple[End, ...]:
     reached = tuple(node.address.strip("[]") for node in nodes)
     if all(loopback(address) for address in reached):
         return tuple(End(address, "lo") for address in reached)
-    known = [list(_addresses(node)) for node in nodes]
-    homes = [
-        next(((name, found) for name, found in there if str(found.ip) == address), None)
-        for address, there in zip(reached, known, strict=True)
-    ]
+    homes = [_home(node, address) for node, address in zip(nodes, reached, strict=True)]
     same = {home[1].network if home is not None else None for home in homes}
     if len(same) == 1 and None not in same and not (ipv4 and any(home and home[1].version == 6 for home in homes)):
         return tuple(End(address, home[0] if home else "") for address, home in zip(reached, homes, strict=True))
+    known = [list(_addresses(node)) for node in nodes]
     for network in _common(nodes, known):
         return tuple(
             next(End(str(found.ip), name) for name, found in there if found.network == network) for there in known
@@ -101,15 +98,33 @@ def _common(nodes: Sequence[Node], known: Sequence[Sequence[tuple[str, _Interfac
         yield network
 
 
+def _home(node: Node, address: str) -> tuple[str, _Interface] | None:
+    """The interface that has an address."""
+    for interface in node.facts.host.interfaces if node.facts is not None else ():
+        for text in interface.addresses if interface.up else ():
+            if text.partition("/")[0] == address and (found := _parsed(text)) is not None:
+                return interface.name, found
+    if ":" not in address:
+        return None
+    return next(((name, found) for name, found in _addresses(node) if found.ip == _ip(address)), None)
+
+
 def _addresses(node: Node) -> Iterator[tuple[str, _Interface]]:
     for interface in node.facts.host.interfaces if node.facts is not None else ():
-        for text in interface.addresses:
-            try:
-                found = ipaddress.ip_interface(text)
-            except ValueError:
-                continue
-            if interface.up and not found.ip.is_loopback and not found.ip.is_link_local:
+        for text in interface.addresses if interface.up else ():
+            found = _parsed(text)
+            if found is not None:
                 yield interface.name, found
+
+
+@lru_cache(maxsize=1 << 16)
+def _parsed(text: str) -> _Interface | None:
+    """An interface's address; None for one that leads to no other machine, or is none."""
+    try:
+        found = ipaddress.ip_interface(text)
+    except ValueError:
+        return None
+    return None if found.ip.is_loopback or found.ip.is_link_local else found
 
 
 def environment(engine: str, gpus: int, way: Way, end: End, rails: Sequence[Rail]) -> dict[str, str]:
@@ -120,7 +135,7 @@ def environment(engine: str, gpus: int, way: Way, end: End, rails: Sequence[Rail
     made: dict[str, str] = {}
     if end.interface:
         made["GLOO_SOCKET_IFNAME"] = end.interface
-    if engine in HOST_IP and _is_ip(end.address):
+    if engine in HOST_IP and _ip(end.address) is not None:
         made[HOST_IP[engine]] = end.address
     if not gpus:
         return made
@@ -140,9 +155,8 @@ def environment(engine: str, gpus: int, way: Way, end: End, rails: Sequence[Rail
     return {**made, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
-def _is_ip(address: str) -> bool:
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(address)
+        return ipaddress.ip_address(address)
     except ValueError:
-        return False
-    return True
+        return None

@@ -119,11 +119,11 @@ class Rooms:
         need = self.whole(need)
         scores = self._fresh(need)
         entry = self._entries(need, model)
-        again = (need, model) in self._asked and not need.spread
         if need.nodes > 1:
-            self._asked.add((need, model))
-            return self._several.choose(need, model, scores, self._liked(need, entry), avoid, self.room, keep=again)
-        if again:
+            # What was placed changes the order of nodes that were not touched where replicas are spread.
+            keep, liked = not need.spread, self._liked(need, entry)
+            return self._several.choose(need, model, scores, liked, avoid, self.room, keep=keep)
+        if (need, model) in self._asked and not need.spread:
             chosen = self._from_heap(need, model, scores, entry, avoid)
         else:
             # Most models have few replicas: one look at all scores is cheaper than a heap of them.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 
 import attrs
 
@@ -27,6 +28,9 @@ Score = tuple[bool, int, int, int]
 #: Other replicas in the same place, without the weights, less for every node it was tested well with, other replicas of
 #: the model there, the score, the node. The smallest is the best.
 Entry = tuple[int, bool, int, int, bool, int, int, int, NodeId]
+
+#: Models whose groups are kept: most plans place replicas of few, and each takes as much as the fleet is large.
+KEPT = 16
 
 RoomOf = Callable[[NodeId], Room | None]
 
@@ -61,6 +65,7 @@ class _Groups:
 class _Ways:
     seen: int
     by_node: dict[NodeId, tuple[Way, ...]]
+    of: Mapping[NodeId, Score]  # the scores that it was last asked for
 
 
 @attrs.define
@@ -76,6 +81,7 @@ class Several:
     touched: list[NodeId]
     _ways: dict[Need, _Ways] = attrs.field(factory=dict)
     _groups: dict[tuple[Need, ModelName], _Groups] = attrs.field(factory=dict)
+    _orders: dict[Way, tuple[object, ...]] = attrs.field(factory=dict)
 
     def choose(
         self,
@@ -123,13 +129,16 @@ class Several:
 
     def ways(self, need: Need, scores: Mapping[NodeId, Score], room: RoomOf) -> Mapping[NodeId, tuple[Way, ...]]:
         """The ways of every node that has room; the same for all models that ask for as much."""
-        key = attrs.evolve(need, source="", model=ModelName(""), spread="")
+        key = attrs.evolve(need, source="", model=ModelName(""), spread="", nodes=2)
         kept = self._ways.get(key)
         if kept is None:
-            kept = self._ways[key] = _Ways(0, {})
-            fresh: Collection[NodeId] = scores
+            kept = self._ways[key] = _Ways(0, {}, scores)
+            fresh = set(scores)
         else:
-            fresh = {*self.touched[kept.seen :], *(scores.keys() - kept.by_node.keys())}
+            fresh = set(self.touched[kept.seen :])
+            if kept.of is not scores:
+                fresh |= scores.keys() - kept.by_node.keys()
+        kept.of = scores
         for node in fresh:
             here = room(node)
             if here is not None and here.node.facts is not None:
@@ -159,6 +168,8 @@ class Several:
             for group in kept.by_way.values():
                 group.sort()
             if keep:
+                while len(self._groups) >= KEPT:
+                    del self._groups[next(iter(self._groups))]
                 self._groups[need, model] = kept
             return kept
         for node in set(self.touched[kept.seen :]):
@@ -190,14 +201,23 @@ class Several:
                 sum(entry[5] for entry in chosen),
                 len(group),
             )
-            if best is None or rank < best[0] or (rank == best[0] and way.order < best[1].order):
+            if best is None or rank < best[0] or (rank == best[0] and self._order(way) < self._order(best[1])):
                 best = rank, way, nodes
         return None if best is None else best[1:]
+
+    def _order(self, way: Way) -> tuple[object, ...]:
+        found = self._orders.get(way)
+        if found is None:
+            found = self._orders[way] = way.order
+        return found
 
     def _together(self, way: Way, groups: _Groups, count: int, avoid: Collection[NodeId]) -> tuple[NodeId, ...] | None:
         """The best nodes of one group. Its first ones are looked at first: most often they do."""
         group, foes, friends = groups.by_way[way], self.reach.foes(way), self.reach.friends(way)
-        liking = Liking[NodeId](
+        if not foes and not friends:
+            first = tuple(islice((entry[-1] for entry in group if entry[-1] not in avoid), count))
+            return first if len(first) == count else None
+        liking: Liking[NodeId] = Liking(
             lambda node: node not in avoid and way in groups.ways.get(node, ()),
             lambda node: groups.entries[node][:2],
             lambda node: groups.entries[node],

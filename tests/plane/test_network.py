@@ -31,6 +31,13 @@ def test_members_meet_in_the_subnet_of_the_addresses_that_they_are_reached_at() 
     ) == [("10.0.0.1", "eth0"), ("10.0.0.2", "ens3")]
 
 
+def test_an_ipv6_address_may_be_written_in_several_ways() -> None:
+    assert met(
+        addressed(register("n1"), "fd00:0::1", ("eth0", "fd00::1/64")),
+        addressed(register("n2"), "[fd00::2]", ("eth0", "fd00::0:2/64")),
+    ) == [("fd00:0::1", "eth0"), ("fd00::2", "eth0")]
+
+
 def test_else_in_another_subnet_that_all_are_in_ipv4_first_and_rails_last() -> None:
     made = [
         addressed(
