@@ -62,7 +62,7 @@ from llmgw.wire.control import (
     StartShard,
     StopShard,
 )
-from llmgw.wire.facts import EngineInstall, NodeId, PortManagers, Weights
+from llmgw.wire.facts import EngineInstall, NodeId, PortManagers, Problem, Weights
 from llmgw.wire.stream import Frames
 
 say = structlog.get_logger("llmgw.node")
@@ -157,7 +157,7 @@ class Node:
             node=self.name,
             version=__version__,
             features=tuple(sorted((*features(self.answers), GANGS, REFRESH))),
-            problems=(*seen.problems, *self.shards.problems),
+            problems=(*seen.problems, *self.problems),
             installable=self.keeper.installable,
             installs=self.keeper.installs,
             managers=self.managers.latest.value,
@@ -169,6 +169,11 @@ class Node:
             engine_ports=(self.settings.engine_ports.first, self.settings.engine_ports.last),
         )
         return whole
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong beside hardware and host: with shards, and with engines that should be here."""
+        return (*self.shards.problems, *self.keeper.problems)
 
     def beats(self, told: Register) -> Beats:
         return _Whole(self, self.survey.beats(told), told)
@@ -235,7 +240,7 @@ def _whence(order: StartShard | FetchWeights) -> Whence:
 
 
 class _Whole:
-    """A stream's heartbeats: the survey's, with engines, weights, managers and shards' problems when they changed."""
+    """A stream's heartbeats: the survey's, with engines, weights, managers and our own problems when they changed."""
 
     def __init__(self, node: Node, beats: Beats, told: Register) -> None:
         self._node = node
@@ -244,12 +249,12 @@ class _Whole:
         self._managers: tuple[PortManagers, ...] = told.managers
         self._weights: tuple[Weights, ...] = told.weights
         self._share = told.share
-        self._problems = node.shards.problems
+        self._problems = node.problems
         self._survey_problems = tuple(problem for problem in told.problems if problem not in self._problems)
 
     async def next(self) -> Heartbeat:
         beat = await self._beats.next()
-        problems = self._node.shards.problems
+        problems = self._node.problems
         if beat.problems is not None:
             self._survey_problems = beat.problems
         if beat.problems is not None or problems != self._problems:

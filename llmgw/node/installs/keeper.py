@@ -29,7 +29,7 @@ from llmgw.node.logs import Logs
 from llmgw.node.runs import RunEnd, RunName
 from llmgw.process import give_back
 from llmgw.wire.control import Provision
-from llmgw.wire.facts import EngineInstall, EnginePackage, InstallState, ShardId
+from llmgw.wire.facts import EngineInstall, EnginePackage, Grade, InstallState, Problem, ShardId
 
 log = structlog.get_logger("llmgw.installs")
 
@@ -43,6 +43,7 @@ class _Failure:
     attempt: int
     at: float  # of the next try, on trio's clock
     failed_at: float
+    error: InstallFailed
 
 
 @attrs.define
@@ -108,6 +109,20 @@ class Keeper:
             if engine not in there and (why := self._why_not(engine, site))
         )
         return (*found, *missing)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wanted here and could not be installed, until it is or nobody wants it any more."""
+        return tuple(
+            Problem(
+                subject="node",
+                code=f"engine-not-installed:{file_name(*key)}",
+                grade=Grade.WARN,
+                text=f"{key[0]} {key[1]}".rstrip() + f" could not be installed: {failure.error.what}",
+                remedy=failure.error.remedy,
+            )
+            for key, failure in sorted(self._failures.items())
+        )
 
     def _why_not(self, engine: str, site: Site) -> str:
         found = self._source((engine, ""), site)
@@ -257,7 +272,7 @@ class Keeper:
             self._backoff.cap if error.kind in LASTING else min(self._backoff.cap, self._backoff.base * 2.0**attempt)
         )
         now = trio.current_time()
-        self._failures[key] = _Failure(attempt, now + bound * (0.5 + random.random() / 2), now)
+        self._failures[key] = _Failure(attempt, now + bound * (0.5 + random.random() / 2), now, error)
         self._tell(key, InstallState.FAILED, str(error))
         if error.kind not in ("no-network", "too-slow"):
             # What was downloaded may be what is wrong.

