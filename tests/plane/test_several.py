@@ -613,6 +613,39 @@ def test_a_replica_finds_nodes_exactly_when_some_reach_one_another(
         assert choose(here, of) == found
 
 
+#: Place one more replica of so many nodes, or take one away again.
+MOVES = st.lists(st.one_of(st.sampled_from(["one", "two", "three"]), st.integers(0, 9)), min_size=1, max_size=12)
+
+
+@settings(max_examples=60)
+@given(moves=MOVES, spread=st.booleans())
+def test_rooms_that_are_kept_choose_as_fresh_ones_do(moves: list[str | int], spread: bool) -> None:
+    """Whatever was held and released: the first of several plans and the last look at the same fleet."""
+    made = [replace(labelled(f"n{n}", 2), labels={"rack": f"r{n % 3}"}) for n in range(5)]
+    made.append(replace(labelled("n5", 2, "blue"), weights=(Weights(source="hf://org/big", complete=True),)))
+    here = after_test(after_test(world(*made), "n0", "n1", bad=["mlx5_0"]), "n2", "n3", good=["mlx5_0"])
+    of = {
+        word: wanted(count, name=word, gpus=3, spread="rack" if spread else "")
+        for count, word in enumerate(("one", "two", "three"), 1)
+    }
+    rooms, standing = Rooms(here, 10.0), dict[str, tuple[Shard, ...]]()
+    for turn, move in enumerate(moves):
+        if isinstance(move, int):
+            if len(standing) > move:
+                for shard in standing.pop(list(standing)[move]):
+                    rooms.release(shard)
+            continue
+        model = of[move]
+        choice = rooms.choose(Need.of(model), model.name)
+        now = attrs.evolve(here, shards=Map({one.id: one for shards in standing.values() for one in shards}))
+        fresh = Rooms(now, 10.0).choose(Need.of(model), model.name)
+        assert choice == fresh
+        if choice is not None:
+            _, standing[f"{turn}"] = placed(here, model, choice, f"{move}-{turn}")
+            for shard in standing[f"{turn}"]:
+                rooms.hold(shard)
+
+
 @given(cliques=st.lists(st.integers(1, 2), min_size=1, max_size=5), count=st.integers(2, 4))
 def test_a_replica_over_nvlink_finds_nodes_exactly_when_a_domain_has_so_many(cliques: list[int], count: int) -> None:
     here = world(*(linked(f"n{n}", clique) for n, clique in enumerate(cliques)))
