@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import trio
 
 from llmgw.demo.processes import call
 from llmgw.tinymodel import write_tiny
@@ -43,16 +44,21 @@ async def apply(fleet: Rig, path: Path, *, replicas: int = 1, more: str = "") ->
 @asynccontextmanager
 async def slow_stream(fleet: Rig, engine: psutil.Process) -> AsyncIterator[AsyncIterator[str]]:
     """An answer that has begun and does not end before its engine is resumed."""
-    body = {"model": "tiny", "max_tokens": 200, "stream": True, "ignore_eos": True}
+    body = {"model": "tiny", "max_tokens": 480, "stream": True, "ignore_eos": True}
     body["messages"] = [{"role": "user", "content": "The node"}]
-    async with (
-        httpx.AsyncClient(timeout=60) as client,
-        client.stream("POST", f"{fleet.gateway}/v1/chat/completions", json=body) as answer,
-    ):
-        lines = answer.aiter_lines()
-        assert (await anext(lines)).startswith("data: ")
-        engine.suspend()
-        yield lines
+    async with httpx.AsyncClient(timeout=60) as client:
+        for _ in range(20):
+            async with client.stream("POST", f"{fleet.gateway}/v1/chat/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                assert (await anext(lines)).startswith("data: ")
+                engine.suspend()
+                # Gateways tell what they have in flight every quarter of a second. An answer may have ended before.
+                await trio.sleep(1)
+                if (await fleet.get("status"))["gateway"]["in_flight"] == 1:
+                    yield lines
+                    return
+                engine.resume()
+        raise AssertionError("every answer had ended before its engine could be held")
 
 
 async def served(fleet: Rig, times: int) -> list[int]:
