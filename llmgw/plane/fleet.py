@@ -17,7 +17,7 @@ from immutables import Map
 
 from llmgw.cell import Cell
 from llmgw.errors import BadInput, LlmgwError, Unavailable
-from llmgw.plane import converge, drains, evidence, idle, memory, operate, weights
+from llmgw.plane import converge, drains, evidence, idle, memory, operate, whence
 from llmgw.plane.bandwidth import history
 from llmgw.plane.clones import Displacements, host_of
 from llmgw.plane.event import Event
@@ -348,7 +348,7 @@ class Fleet:
         world = self.world.value
         self._provide(hub, world)
         due = self._told.due(converge.commands(world), world, now)
-        for (node, command), (_, directed) in zip(due, weights.directed(world, due), strict=True):
+        for (node, command), (_, directed) in zip(due, whence.directed(world, due), strict=True):
             try:
                 hub.tell(node, directed)
             except Unavailable:

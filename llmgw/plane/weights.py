@@ -1,30 +1,17 @@
-"""Which weights a node needs, which it may give up (C8), and which other node has them. Pure.
+"""Which weights a node needs, which it may give up (C8), and where nodes have different ones. Pure.
 
-The plane only proposes: it knows what is wanted and who has what. The node checks again, since it knows what is used,
-and asks those that it was told of how they stand now.
+The plane only proposes: it knows what is wanted. The node checks again, since it knows what is used.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
 import attrs
-from msgspec.structs import replace
 
-from llmgw.plane.checks import fetched
-from llmgw.plane.rooms import labels_of
-from llmgw.plane.world import Node, Stage, Want, World
+from llmgw.plane.world import World
 from llmgw.units import format_duration
-from llmgw.wire.control import ControlMessage, FetchWeights, StartShard
-from llmgw.wire.facts import NodeId, ShardState, Weights
-
-Order = TypeVar("Order", bound=ControlMessage)
-
-#: So many nodes are named to one that wants weights: each is asked every few seconds while it waits.
-NAMED = 8
+from llmgw.wire.facts import NodeId, Weights
 
 
 @attrs.frozen
@@ -69,109 +56,6 @@ def _keeping(weights: Weights, needed: Mapping[str, str], grace: float) -> str:
     if weights.idle < grace:
         return f"it was used {format_duration(weights.idle)} ago, and the grace is {format_duration(grace)}"
     return ""
-
-
-# --- who has them ----------------------------------------------------------------------------------------
-
-
-def directed(world: World, orders: Sequence[tuple[NodeId, Order]]) -> tuple[tuple[NodeId, Order], ...]:
-    """The same orders; those that let a node fetch say where in the fleet the source is to be had, and which commit.
-
-    Of nodes that are about to fetch the same, each is told of those whose names come before its own; so one of them
-    goes outside and the others wait for it. Who has it all is told nearest first: most labels in common, and among
-    equals in another order for every node, so that not all take it from one.
-    """
-    sources = {source for _, order in orders if (source := _source(order))}
-    if not sources:
-        return tuple(orders)
-    fleet = _Fleet(world, sources, orders)
-    return tuple((node, fleet.advised(node, order)) for node, order in orders)
-
-
-def _source(order: ControlMessage) -> str:
-    """What a node fetches on this order; "" for nothing."""
-    match order:
-        case StartShard(spec=spec) if fetched(spec.source) and not _remote(spec.engine, spec.rank):
-            return spec.source
-        case FetchWeights(source=source) if fetched(source):
-            return source
-        case _:
-            return ""
-
-
-def _remote(engine: str, rank: int) -> bool:
-    """Whether a member has its weights from the leader: llama.cpp's followers lend memory and read no files."""
-    return engine == "llamacpp" and rank > 0
-
-
-@attrs.define(slots=False)
-class _Fleet:
-    """Who has, fetches or is about to fetch some sources."""
-
-    world: World
-    sources: set[str]
-    orders: Sequence[tuple[NodeId, ControlMessage]]
-
-    def __attrs_post_init__(self) -> None:
-        self.whole: dict[str, list[Node]] = {source: [] for source in self.sources}
-        self.fetching: dict[str, set[NodeId]] = {source: set() for source in self.sources}
-        self.about: dict[str, set[NodeId]] = {source: set() for source in self.sources}
-        self.commits: dict[str, Counter[str]] = {source: Counter() for source in self.sources}
-        for _, node in sorted(self.world.nodes.items()):
-            for held in node.facts.weights if node.facts is not None else ():
-                if held.source not in self.sources:
-                    continue
-                if held.complete and not held.error:
-                    self.commits[held.source][held.revision] += 1
-                    if _gives(node):
-                        self.whole[held.source].append(node)
-                elif held.fetching:
-                    self.fetching[held.source].add(node.id)
-        for shard in self.world.shards.values():
-            loading = shard.want is Want.RUN and shard.state in (ShardState.STARTING, ShardState.FETCHING)
-            if loading and shard.spec.source in self.sources and not _remote(shard.spec.engine, shard.spec.rank):
-                self.about[shard.spec.source].add(shard.node)
-        for id, order in self.orders:
-            if source := _source(order):
-                self.about[source].add(id)
-
-    def advised(self, id: NodeId, order: Order) -> Order:
-        source, node = _source(order), self.world.nodes.get(id)
-        if not source or node is None:
-            return order
-        has = {other.id for other in self.whole[source]}
-        whole = sorted((o for o in self.whole[source] if o.id != id), key=lambda other: _distance(node, other, source))
-        soon = sorted(self.fetching[source] - {id} - has)
-        soon += sorted(o for o in self.about[source] - self.fetching[source] - has if o < id)
-        giving = [other for name in soon if (other := self.world.nodes.get(name)) is not None and _gives(other)]
-        refresh = isinstance(order, FetchWeights) and order.refresh
-        commits = self.commits[source]
-        most = max(commits.values(), default=0)
-        advice = {
-            "weights_from": tuple(shared_at(other) for other in whole[:NAMED]),
-            "weights_soon": tuple(shared_at(other) for other in giving[:NAMED]),
-            "weights_revision": "" if refresh else min((r for r, n in commits.items() if n == most), default=""),
-        }
-        return replace(order, **advice)
-
-
-def _gives(node: Node) -> bool:
-    return bool(node.connected and node.stage is Stage.READY and node.facts is not None and node.facts.share)
-
-
-def shared_at(node: Node) -> str:
-    """Where a node gives its weights to others, as HOST:PORT; "" where it does not."""
-    share = node.facts.share if node.facts is not None else ""
-    if not share.startswith(":") or not node.address:
-        return share
-    host = f"[{node.address}]" if ":" in node.address else node.address
-    return host + share
-
-
-def _distance(node: Node, other: Node, source: str) -> tuple[int, bytes]:
-    mine, theirs = labels_of(node), labels_of(other)
-    common = sum(theirs.get(name) == value for name, value in mine.items())
-    return -common, hashlib.sha256(f"{source}\0{node.id}\0{other.id}".encode()).digest()
 
 
 def differing(world: World) -> dict[str, dict[str, tuple[NodeId, ...]]]:

@@ -11,6 +11,7 @@ from quart import Blueprint, Response, request
 
 from llmgw.errors import BadInput, LlmgwError, TooOld
 from llmgw.plane import weights as judge
+from llmgw.plane import whence
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
 from llmgw.plane.world import Node, World
@@ -100,7 +101,7 @@ def blueprint(admin: Admin) -> Blueprint:
         model = world().models.get(ModelName(order.source))
         source = model.profile.source if model is not None else order.source
         fetch = FetchWeights(source=source, bytes_per_second=order.bytes_per_second, refresh=order.refresh)
-        for id, directed in judge.directed(world(), [(node.id, fetch) for node in nodes]):
+        for id, directed in whence.directed(world(), [(node.id, fetch) for node in nodes]):
             admin.hub.tell(id, directed)
         who = nodes[0].id if len(nodes) == 1 else f"{len(nodes)} nodes"
         what = f"the newest of {source}" if order.refresh else source
@@ -150,7 +151,7 @@ def cache_view(node: Node, held: Iterable[Weights], needed: dict[str, str], erro
         free_bytes=disk.free_bytes if disk is not None else None,
         total_bytes=disk.total_bytes if disk is not None else None,
         error=error,
-        shared_at=judge.shared_at(node),
+        shared_at=whence.shared_at(node),
         weights=tuple(
             HeldView(
                 source=found.source,
