@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -27,10 +28,17 @@ def what_if() -> None:
 
 @what_if.command()
 @click.argument("node", shell_complete=node_names)
+@click.option("--within", metavar="TIME", help="How long what leaves may finish its requests (10m); else as the plane.")
 @output
-def drain(node: str, output: str) -> None:
+def drain(node: str, within: str | None, output: str) -> None:
     """If NODE were drained."""
-    _ask({"kind": "drain", "name": node}, output)
+    from llmgw.units import parse_duration
+
+    try:
+        seconds = parse_duration(within) if within else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--within") from None
+    _ask({"kind": "drain", "name": node, "within": seconds}, output)
 
 
 @what_if.command()
@@ -73,14 +81,14 @@ def apply(path: str | None, other: str | None, output: str) -> None:
     run(act, output=output)
 
 
-def _ask(order: dict[str, str], output: str) -> NoReturn:
+def _ask(order: Mapping[str, object], output: str) -> NoReturn:
     async def act(plane: Plane) -> None:
         await _answered(plane, order, output)
 
     run(act, output=output)
 
 
-async def _answered(plane: Plane, order: dict[str, str], output: str) -> None:
+async def _answered(plane: Plane, order: Mapping[str, object], output: str) -> None:
     answer = await plane.post("what-if", order, within=_WITHIN)
     if output == "json":
         pretty(answer.data)

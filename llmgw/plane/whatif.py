@@ -35,9 +35,10 @@ PortName = tuple[NodeId, str, int]
 
 @attrs.frozen
 class DrainNode:
-    """`ctl drain NODE`."""
+    """`ctl drain NODE`; what leaves may finish for `within` seconds, None: as long as anywhere."""
 
     node: NodeId
+    within: float | None = None
 
 
 @attrs.frozen
@@ -137,8 +138,8 @@ def suppose(course: Course, change: Supposition) -> None:
     """The change itself, at the moment in which the course begins."""
     world = course.world
     match change:
-        case DrainNode(node=node):
-            course.world, events = operate.drain(world, node, True, 0.0)
+        case DrainNode(node=node, within=within):
+            course.world, events = operate.drain(world, node, True, 0.0, within)
         case LoseNode(node=node):
             known = _known(world, node)
             gone = attrs.evolve(

@@ -15,7 +15,18 @@ from llmgw.plane.whatif import ports_down
 from llmgw.plane.world import Settings, Shard, World
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.control import ControlMessage, DrainShard, StartShard, StopShard
-from llmgw.wire.facts import Disk, GpuLoad, GpuProcess, NodeId, ShardId, ShardSpec, ShardState, Weights
+from llmgw.wire.facts import (
+    Disk,
+    GpuLoad,
+    GpuProcess,
+    ModelName,
+    NodeId,
+    ReplicaId,
+    ShardId,
+    ShardSpec,
+    ShardState,
+    Weights,
+)
 
 GIB = 1 << 30
 
@@ -51,18 +62,23 @@ class Machine:
                 self._fetch(spec)
                 self.say(status)
                 self.say(self.loads())
-            case DrainShard(shard=shard):
-                self._turn(shard, ShardState.DRAINING)
-            case StopShard(shard=shard):
-                self._turn(shard, ShardState.STOPPED)
+            case DrainShard(shard=shard, generation=generation):
+                self._turn(shard, generation, ShardState.DRAINING)
+            case StopShard(shard=shard, generation=generation):
+                self._turn(shard, generation, ShardState.STOPPED)
                 self.runs.pop(shard, None)
                 self.say(self.loads())
 
-    def _turn(self, shard: ShardId, state: ShardState) -> None:
+    def _turn(self, shard: ShardId, generation: int, state: ShardState) -> None:
         if shard in self.runs:
             status, spec = self.runs[shard]
             self.runs[shard] = (replace(status, state=state), spec)
             self.say(self.runs[shard][0])
+        else:  # what is not there is told as stopped
+            replica = ReplicaId(shard.rpartition("-")[0])
+            model = ModelName(replica.rpartition("-")[0])
+            state = ShardState.STOPPED
+            self.say(ShardStatus(shard=shard, replica=replica, model=model, generation=generation, state=state))
 
     def _fetch(self, spec: ShardSpec) -> None:
         if "://" not in spec.source or any(w.source == spec.source for w in self.facts.weights):

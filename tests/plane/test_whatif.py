@@ -91,15 +91,22 @@ async def foretold_and_seen(
     registers: list[Register],
     models: str,
     change: Callable[[Ideal], tuple[Supposition, Callable[[], Awaitable[None]]]],
-    before: Callable[[Ideal], Awaitable[None]] | None = None,
+    *,
+    cordoned: str = "",
+    moving: tuple[str, float] | None = None,
 ) -> tuple[WhatIf, Ideal]:
-    """What a change was said to do, and the fleet long after it was made."""
+    """What a change was said to do, and the fleet long after it was made.
+
+    `moving`: other models were applied so many seconds before, so that the fleet is not at rest.
+    """
     async with ideal(*registers, settings=QUICK) as fleet:
         await fleet.fleet.apply(models)
         await trio.sleep(20)
-        if before is not None:
-            await before(fleet)
-            await trio.sleep(20)
+        if cordoned:
+            await fleet.fleet.cordon(NodeId(cordoned), True)
+        if moving is not None:
+            await fleet.fleet.apply(moving[0])
+            await trio.sleep(moving[1])
         supposed, make = change(fleet)
         foretold = what_if(fleet.world, supposed, trio.current_time(), QUICK)
         await make()
@@ -193,24 +200,32 @@ def some_nodes(draw: st.DrawFn) -> list[Register]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
-@given(some_nodes(), some_models(), some_models(), st.integers(0, 4), st.booleans())
+#: Before, while and after what was applied is started, drained and stopped.
+PAUSES = st.sampled_from([0.001, 0.02, 5.0, 30.0, 30.005, 31.0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    some_nodes(),
+    some_models(),
+    some_models(),
+    st.integers(0, 4),
+    st.booleans(),
+    st.tuples(some_models(), PAUSES) | st.none(),
+)
 def test_what_is_foretold_is_what_happens(
-    registers: list[Register], models: str, others: str, kind: int, cordoned: bool
+    registers: list[Register], models: str, others: str, kind: int, cordoned: bool, moving: tuple[str, float] | None
 ) -> None:
     last = f"n{len(registers) - 1}"
     change = (draining("n0"), losing("n0"), applying(others), draining(last), losing(last))[kind]
 
-    async def before(fleet: Ideal) -> None:
-        if cordoned:
-            await fleet.fleet.cordon(NodeId(last), True)
-
     async def main() -> None:
-        foretold, fleet = await foretold_and_seen(registers, models, change, before)
+        foretold, fleet = await foretold_and_seen(
+            registers, models, change, cordoned=last if cordoned else "", moving=moving
+        )
         assert foretold.complete
         assert placements(foretold.after) == placements(fleet.world)
-        said = {short.model for short in foretold.short}
-        assert said <= set(fleet.world.unplaced)
+        assert {short.model for short in foretold.short} <= set(fleet.world.unplaced)
 
     on_a_jumping_clock(main)
 
@@ -246,15 +261,15 @@ def gangs(draw: st.DrawFn) -> str:
     return text(*parts)
 
 
-@settings(max_examples=40, deadline=None)
-@given(wired_nodes(), gangs(), gangs(), st.integers(0, 4))
+@settings(max_examples=50, deadline=None)
+@given(wired_nodes(), gangs(), gangs(), st.integers(0, 4), st.tuples(gangs(), PAUSES) | st.none())
 def test_what_is_foretold_of_replicas_of_several_nodes_is_what_happens(
-    registers: list[Register], models: str, others: str, kind: int
+    registers: list[Register], models: str, others: str, kind: int, moving: tuple[str, float] | None
 ) -> None:
     change = (draining("n0"), losing("n1"), applying(others), losing_fabric("red"), losing_fabric("blue"))[kind]
 
     async def main() -> None:
-        foretold, fleet = await foretold_and_seen(registers, models, change)
+        foretold, fleet = await foretold_and_seen(registers, models, change, moving=moving)
         assert foretold.complete
         assert placements(foretold.after) == placements(fleet.world)
         assert {short.model for short in foretold.short} <= set(fleet.world.unplaced)
@@ -332,6 +347,13 @@ def test_a_lost_node_is_without_its_replica_until_silence_is_believed() -> None:
     assert (gap.model, gap.begin) == ("a", 0.0)
     assert gap.end == pytest.approx(90.0, abs=1)
     assert [moment.kind for moment in found.moments] == ["node-gone", "node-unreachable", "node-lost", "shard-placed"]
+
+
+def test_a_drain_with_a_time_of_its_own_takes_that_time() -> None:
+    nodes = [register("n1", threads=1), register("n2", threads=1), register("n3", threads=1)]
+    for within, seconds in ((None, 30.0), (300.0, 300.0)):
+        found = told(nodes, toml("a", 2, threads=1), DrainNode(NodeId("n1"), within))
+        assert found.seconds == pytest.approx(seconds, abs=1)
 
 
 def test_a_model_that_ends_up_short_says_why_and_what_would_help() -> None:

@@ -18,6 +18,8 @@ from llmgw.wire.facts import NodeId
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
 
+#: Seconds that a drain may take.
+LONGEST_DRAIN = 7 * 86400.0
 KINDS = ("drain", "lose", "apply")
 
 
@@ -27,6 +29,7 @@ class WhatIfOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kind: str
     name: str = ""
     models: str = ""
+    within: float | None = None  # of a drain: the seconds that what leaves may finish
 
 
 def blueprint(admin: Admin) -> Blueprint:
@@ -39,7 +42,9 @@ def blueprint(admin: Admin) -> Blueprint:
         supposed: Supposition
         match order.kind:
             case "drain":
-                supposed, text = DrainNode(NodeId(order.name)), f"{order.name} is drained"
+                if order.within is not None and not 0 <= order.within <= LONGEST_DRAIN:
+                    raise BadInput(f"a drain cannot take {order.within:g} s", remedy="give 0 seconds to 7 days")
+                supposed, text = DrainNode(NodeId(order.name), order.within), f"{order.name} is drained"
             case "lose":
                 fabrics = admin.fabrics.fabrics if admin.fabrics is not None else None
                 supposed, text = whatifview.lost(world, fabrics, order.name)
