@@ -37,8 +37,8 @@ HERE: ContextVar[Kernel] = ContextVar("HERE")
 class Process:
     """One process. `child_of` is the life of the agent that may ask for its status; None: nobody may.
 
-    `peers` are the ends that it leads, where it leads a replica of several nodes, and `led` the processes that it found
-    there when it loaded.
+    `peers` are the ends that it leads, where it leads a replica of several nodes; `led` the processes that it found
+    there when it loaded, `over` their machines.
     """
 
     seen: Seen
@@ -47,6 +47,7 @@ class Process:
     child_of: int | None
     peers: tuple[str, ...] = ()
     led: tuple[Process, ...] = ()
+    over: tuple[Kernel, ...] = ()
     gate: bool = True
     alive: bool = True
     serves_at: float = 0.0
@@ -90,6 +91,7 @@ class Kernel:
         self.life = 0  # which agent runs now: the children of earlier ones are init's
         self.killed = False  # the agent was, and only runs on to its next checkpoint
         self.troubled = True
+        self.cut_until = 0.0  # of the clock: no engine here reaches one elsewhere
         self.full_until = 0.0  # of the clock: the disk takes nothing, and removes nothing
         self._pid = 100
         self._nursery: trio.Nursery | None = None
@@ -97,6 +99,10 @@ class Kernel:
     async def run(self) -> None:
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
+
+    @property
+    def cut(self) -> bool:
+        return trio.current_time() < self.cut_until
 
     def engines(self) -> list[Process]:
         return [process for process in self.processes.values() if process.alive and not process.gate]
@@ -175,11 +181,12 @@ class Kernel:
         with trio.move_on_after(loads):
             await process.ended.wait()
         found = [self.watcher.at(peer) for peer in process.peers]
-        if not process.alive or None in found:
+        there = [one for one in found if one is not None and not (self.cut or one[0].cut)]
+        if not process.alive or len(there) < len(found):
             self.end(process, 1)
             return
-        there = [one for one in found if one is not None]
         process.led = tuple(follower for _, follower in there)
+        process.over = tuple(kernel for kernel, _ in there)
         process.serves_at = trio.current_time()
         self.watcher.leads(self, process)
         async with trio.open_nursery() as nursery:
@@ -329,7 +336,12 @@ class Line:
 
     async def token(self, model: str, within: float) -> Answer:
         for process in self._kernel.engines():
-            if process.port == self._port and not all(peer.alive for peer in process.led):
+            if process.port != self._port:
+                continue
+            if process.led and (self._kernel.cut or any(kernel.cut for kernel in process.over)):
+                await trio.sleep(within)  # what it asks of its peers gets no answer, and no refusal
+                return Answer.SLOW
+            if not all(peer.alive for peer in process.led):
                 self._kernel.end(process, None, signal.SIGABRT)
         return await self.ask()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import attrs
@@ -18,7 +19,8 @@ from benchmarks.crash.machines import Machine, change
 from benchmarks.crash.planes import Plane
 from benchmarks.crash.schedule import Fault, Schedule
 from llmgw.plane.gang import replicas
-from llmgw.plane.world import Stage, World
+from llmgw.plane.store import records
+from llmgw.plane.world import Shard, Stage, World
 from llmgw.wire.facts import NodeId
 
 #: Seconds of the run's clock in which a fleet must have come to rest after the last fault.
@@ -153,14 +155,14 @@ class Simulation:
             case "disk full":
                 machine.kernel.full_until = trio.current_time() + fault.seconds
             case "cut off":
-                self._for(fault.seconds, machine, up=True, down=True)
+                self._for(fault.seconds, machine, up=True, down=True, engines=True)
             case "cannot speak":
                 self._for(fault.seconds, machine, up=True)
             case "cannot hear":
                 self._for(fault.seconds, machine, down=True)
             case "all cut off":
                 for each in self.machines.values():
-                    self._for(fault.seconds, each, up=True, down=True)
+                    self._for(fault.seconds, each, up=True, down=True, engines=True)
             case "stream cut":
                 machine.cut_stream()
             case "network slow":
@@ -194,8 +196,12 @@ class Simulation:
             case _:
                 raise ValueError(f"no fault is called {fault.kind!r}")
 
-    def _for(self, seconds: float, machine: Machine, *, up: bool = False, down: bool = False) -> None:
+    def _for(
+        self, seconds: float, machine: Machine, *, up: bool = False, down: bool = False, engines: bool = False
+    ) -> None:
         ways = [way for way, on in ((machine.up, up), (machine.down, down)) if on]
+        if engines:
+            machine.kernel.cut_until = max(machine.kernel.cut_until, trio.current_time() + seconds)
 
         async def later() -> None:
             for way in ways:
@@ -229,7 +235,7 @@ class Simulation:
         for machine in self.machines.values():
             machine.armed.clear()
             machine.kernel.troubled = False
-            machine.kernel.full_until = 0.0
+            machine.kernel.full_until = machine.kernel.cut_until = 0.0
             machine.absence.call()
             for way in (machine.up, machine.down):
                 way.set(blocked=False, delay=0.001, repeats=False)
@@ -327,6 +333,21 @@ class _Listening:
             error = sys.exc_info()[1]
             self._failed(f"{words.get('event')}: {error!r}")
         raise structlog.DropEvent
+
+
+def heeds_the_clock(schedule: Schedule) -> bool:
+    """Whether the jumps of the machine's clock change the course of a schedule.
+
+    One thing they may change: how long what drains may still finish when a plane comes back, which is stored by that
+    clock. So here what drains is stopped then.
+    """
+
+    def forgetful(*args: Any) -> Shard:
+        return attrs.evolve(stored(*args), want_at=None)
+
+    stored: Callable[..., Shard] = records._shard
+    with mock.patch.object(records, "_shard", forgetful):
+        return simulate(schedule).commands != simulate(schedule, jumps=False).commands
 
 
 def simulate(schedule: Schedule, *, jumps: bool = True) -> Outcome:

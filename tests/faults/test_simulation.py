@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.crash.kernel import Kernel, Process
 from benchmarks.crash.schedule import AGENT_STEPS, KINDS, PLANE_STEPS, Fault, Schedule, drawn, shrunk
-from benchmarks.crash.simulation import Outcome, simulate, wide_text
+from benchmarks.crash.simulation import Outcome, heeds_the_clock, simulate, wide_text
 from llmgw.node import tend
 from llmgw.node.engines.environment import GENERATION
 from llmgw.plane import attempts, steps
@@ -64,7 +64,7 @@ def test_a_jump_of_the_machines_clock_decides_nothing() -> None:
     for seed in (3, 5, 8):
         schedule = drawn(seed)
         schedule = attrs.evolve(schedule, faults=tuple(sorted((*schedule.faults, *jumps), key=lambda fault: fault.at)))
-        assert simulate(schedule).commands == simulate(schedule, jumps=False).commands
+        assert not heeds_the_clock(schedule)
 
 
 def test_every_kind_of_fault_can_be_done_alone() -> None:
