@@ -67,22 +67,26 @@ async def test_a_request_loads_an_idle_model_is_served_and_the_model_goes_again(
         assert len(await fleet.events("model-asked")) == 2
 
 
-async def test_a_stream_that_goes_on_keeps_its_model(tmp_path: Path) -> None:
+async def test_a_request_that_takes_long_keeps_its_model(tmp_path: Path) -> None:
     async with rig(tmp_path, nodes=1) as fleet, httpx.AsyncClient(timeout=60) as client:
-        await apply(fleet, idle=1.5)
+        await apply(fleet, idle=2)
         assert (await fleet.chat(client)).status_code == 200
         (engine,) = fleet.engines()
-        body = {"model": "tiny", "max_tokens": 400, "stream": True, "messages": [{"role": "user", "content": "The"}]}
-        body["ignore_eos"] = True
-        async with client.stream("POST", f"{fleet.gateway}/v1/chat/completions", json=body) as stream:
-            psutil.Process(engine).suspend()  # the answer takes its time
-            await trio.sleep(5)
+        answers: list[httpx.Response] = []
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                answers.append(await fleet.chat(client, stream=True))
+
+            psutil.Process(engine).suspend()
+            nursery.start_soon(ask)
+            await trio.sleep(5)  # far beyond its time
+            assert not answers
             assert await fleet.ready(1)
             psutil.Process(engine).resume()
-            lines = [line async for line in stream.aiter_lines() if line]
-        assert lines[-1] == "data: [DONE]"
-        assert len(lines) > 100
-        await fleet.until(lambda: unloaded(fleet), what="it goes when the stream has ended")
+        assert answers[0].text.rstrip().endswith("data: [DONE]")
+        assert fleet.engines() == [engine]
+        await fleet.until(lambda: unloaded(fleet), what="it goes when the answer has ended")
 
 
 async def test_who_waits_at_a_gateway_is_served_although_the_plane_died_meanwhile(tmp_path: Path) -> None:
