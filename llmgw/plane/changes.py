@@ -256,7 +256,10 @@ def mend_rail(node: Node, fault: Fault) -> Change:
         assert here.facts is not None
         ports, problems = here.facts.ports, here.problems
         kinds = {(port.hca_type, port.board) for port in ports if port.device == fault.device}
-        best = max((p.rate_gbps or 0.0 for p in ports if (p.hca_type, p.board) in kinds), default=0.0) or None
+        rates = [p.rate_gbps or 0.0 for p in ports if (p.hca_type, p.board) in kinds]
+        confirmed = here.expected.slowest if here.expected is not None else {}
+        rates += [confirmed.get(f"{p.role} {p.kind}", 0.0) for p in ports if p.device == fault.device]
+        best = max(rates, default=0.0) or None
         for key in problems:
             if key[0].startswith(f"port:{fault.device}/"):
                 problems = problems.delete(key)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
-from immutables import Map
 
 from llmgw.plane.world import Node, OpenProblem
 from llmgw.rdma import gids
@@ -69,18 +68,18 @@ def wirings(node: Node) -> tuple[Wiring, ...]:
     if facts is None or not facts.ports:
         return ()
     kept = _kept.get(node.id)
-    if kept is not None and kept[0] is facts and kept[1] is node.problems and kept[2] is node.masters:
-        return kept[3]
+    seen = (facts, node.problems, node.masters, node.expected)
+    if kept is not None and all(one is other for one, other in zip(kept[0], seen, strict=True)):
+        return kept[1]
     found = tuple(_wirings(node, facts))
     if len(_kept) >= _KEPT:
         _kept.clear()
-    _kept[node.id] = (facts, node.problems, node.masters, found)
+    _kept[node.id] = (seen, found)
     return found
 
 
-_Kept = tuple[Register, Map[tuple[str, str], OpenProblem], Map[tuple[str, int], str], tuple[Wiring, ...]]
-#: The last answer by node: facts are values, so the same facts have the same wires.
-_kept: dict[NodeId, _Kept] = {}
+#: The last answer by node, and what it was made of: these are values, so the same ones have the same wires.
+_kept: dict[NodeId, tuple[tuple[object, ...], tuple[Wiring, ...]]] = {}
 _KEPT = 20_000
 
 
@@ -113,10 +112,10 @@ def _wiring(
     rows: Mapping[tuple[str, int], gids.Row],
     gone: tuple[Fault, ...],
 ) -> Wiring:
+    faults = [*gone, *_fewer(node, ports, len(gone))]
+    usual = _usual(node, ports)
     ports, keys = _keys(node.id, facts, ports, rows)
-    usual = _usual(ports)
     rails: list[Rail] = []
-    faults = list(gone)
     for port in ports:
         at = (port.device, port.number)
         row = rows.get(at)
@@ -170,14 +169,32 @@ def _keys(
     return ports, {(port.device, port.number): (f"pci of {len(ports)}", at, 0) for at, port in enumerate(ports)}
 
 
-def _usual(ports: Iterable[Port]) -> dict[tuple[str, str], float]:
-    """What the adapters of one kind in this node carry at best, in Gb/s."""
+def _usual(node: Node, ports: Iterable[Port]) -> dict[tuple[str, str], float]:
+    """What the adapters of one kind in this node carry at best, in Gb/s, or should as an operator confirmed."""
+    confirmed = node.expected.slowest if node.expected is not None else {}
     best: dict[tuple[str, str], float] = {}
     for port in ports:
-        if port.rate_gbps:
-            kind = (port.hca_type, port.board)
-            best[kind] = max(best.get(kind, 0.0), port.rate_gbps)
+        kind = (port.hca_type, port.board)
+        rate = max(port.rate_gbps or 0.0, confirmed.get(f"{port.role} {port.kind}", 0.0))
+        if rate:
+            best[kind] = max(best.get(kind, 0.0), rate)
     return best
+
+
+def _fewer(node: Node, ports: list[Port], gone: int) -> Iterable[Fault]:
+    """Ports that an operator confirmed and that are not there, beyond those that the node itself says are gone."""
+    if node.expected is None or _accepted(node, "fewer-ports"):
+        return
+    group = f"{ports[0].role} {ports[0].kind}"
+    count = node.expected.ports.get(group, 0)
+    if len(ports) + gone < count:
+        yield Fault("ports", f"{len(ports)} of {count} ({group}) are there")
+
+
+def _accepted(node: Node, code: str) -> bool:
+    """Whether an operator acknowledged this problem of the node."""
+    open_ = node.problems.get(("node", code))
+    return open_ is not None and open_.acknowledged_until is not None
 
 
 def _fault(node: Node, port: Port, usual: Mapping[tuple[str, str], float]) -> Fault | None:
@@ -192,7 +209,7 @@ def _fault(node: Node, port: Port, usual: Mapping[tuple[str, str], float]) -> Fa
     if node.facts is not None and node.facts.host.limits.uverbs is False:
         return Fault(port.device, "no /dev/infiniband/uverbs* to open it by")
     subject = f"port:{port.device}/{port.number}"
-    known = False
+    known = _accepted(node, "ports-slower")
     for (about, code), open_ in node.problems.items():
         if about != subject:
             continue

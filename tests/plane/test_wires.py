@@ -7,7 +7,7 @@ from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.plane.wires import Fault, Wiring, fabric_of, fabrics, wirings
-from llmgw.plane.world import Node, OpenProblem
+from llmgw.plane.world import Inventory, Node, OpenProblem
 from llmgw.wire.agent import Register
 from llmgw.wire.facts import Gid, Grade, PortManagers, Problem, SubnetManager
 from tests.plane.fabrics_of import ib, labelled, managed, railed, roce
@@ -106,6 +106,24 @@ def test_open_problems_of_a_port_count_unless_somebody_acknowledged_them() -> No
     told = problem("mlx5_1", "port-slow", Grade.WARN)
     assert only(slow, told).faults == (Fault("mlx5_1", "200 of 400 Gb/s", 3.0),)
     assert only(slow, told, acknowledged=True).faults == ()
+
+
+def test_what_an_operator_confirmed_is_what_a_node_should_have() -> None:
+    """All of its ports are slow, or one was never seen: its own ports alone do not tell."""
+    node = known(railed("n1", *(ib(n, fabric="red", rate_gbps=200.0) for n in range(2))))
+    confirmed = Inventory(ports={"fabric ib": 3}, slowest={"fabric ib": 400.0})
+    (wiring,) = wirings(attrs.evolve(node, expected=confirmed))
+    assert [str(fault) for fault in wiring.faults] == [
+        "ports: 2 of 3 (fabric ib) are there",
+        "mlx5_0: 200 of 400 Gb/s",
+        "mlx5_1: 200 of 400 Gb/s",
+    ]
+    assert wirings(node)[0].faults == ()
+    texts = {
+        code: Problem(subject="node", code=code, grade=Grade.WARN, text="") for code in ("ports-slower", "fewer-ports")
+    }
+    accepted = Map({("node", code): OpenProblem(one, 3.0, 3.0, 0.0, 99.0) for code, one in texts.items()})
+    assert wirings(attrs.evolve(node, expected=confirmed, problems=accepted))[0].faults == ()
 
 
 def test_a_rail_that_is_gone_is_missing_and_not_one_less_to_wait_for() -> None:
