@@ -119,10 +119,10 @@ def test_what_an_operator_confirmed_is_what_a_node_should_have() -> None:
         "mlx5_1: 200 of 400 Gb/s",
     ]
     assert wirings(node)[0].faults == ()
-    texts = {
-        code: Problem(subject="node", code=code, grade=Grade.WARN, text="") for code in ("ports-slower", "fewer-ports")
-    }
-    accepted = Map({("node", code): OpenProblem(one, 3.0, 3.0, 0.0, 99.0) for code, one in texts.items()})
+    accepted: Map[tuple[str, str], OpenProblem] = Map()
+    for code in ("ports-slower", "fewer-ports"):
+        told = Problem(subject="node", code=code, grade=Grade.WARN, text="")
+        accepted = accepted.set(("node", code), OpenProblem(told, 3.0, 3.0, 0.0, 99.0))
     assert wirings(attrs.evolve(node, expected=confirmed, problems=accepted))[0].faults == ()
 
 
