@@ -20,13 +20,13 @@ from llmgw.backoff import Backoff
 from llmgw.errors import LlmgwError
 from llmgw.node.engines import Found
 from llmgw.node.engines.installed import Installed, Key
+from llmgw.node.installs import runlog
 from llmgw.node.installs.causes import LASTING
 from llmgw.node.installs.installer import InstallFailed, Means, install
 from llmgw.node.installs.packages import KINDS, Site, Source, Unsupported, file_name, source
 from llmgw.node.installs.running import Running, holder
 from llmgw.node.installs.shelf import Kept
 from llmgw.node.logs import Logs
-from llmgw.node.runs import RunEnd, RunName
 from llmgw.process import give_back
 from llmgw.wire.control import Provision
 from llmgw.wire.facts import EngineInstall, EnginePackage, Grade, InstallState, Problem, ShardId
@@ -217,7 +217,7 @@ class Keeper:
         log.info("engine is being installed", engine=key[0], version=found.version, package=found.requirement)
         try:
             with job.scope:
-                run, output = await trio.to_thread.run_sync(self._begin, name)
+                run, output = await trio.to_thread.run_sync(runlog.begin, self._logs, name)
                 try:
                     try:
                         kept = await self._try(key, found, output)
@@ -236,7 +236,7 @@ class Keeper:
                     failure = InstallFailed("internal", f"a defect: {error!r}", remedy="see the agent's log")
                 finally:
                     with trio.CancelScope(shield=True):
-                        await trio.to_thread.run_sync(self._end, name, run, failure is not None)
+                        await trio.to_thread.run_sync(runlog.end, self._logs, name, run, failure is not None)
         except OSError as error:
             failure = InstallFailed("disk", f"its log cannot be written: {error.strerror}", remedy="check the disk")
         finally:
@@ -278,23 +278,6 @@ class Keeper:
             # What was downloaded may be what is wrong.
             await trio.to_thread.run_sync(self._means.shelf.forget_downloads)
         log.warning("engine could not be installed", engine=key[0], version=key[1], why=str(error), seconds=round(took))
-
-    def _begin(self, name: ShardId) -> tuple[RunName, Path]:
-        runs = [run for source in self._logs.sources() if source.name == name for run in source.runs]
-        last = max((run for text in runs if (run := RunName.parse(text)) is not None), default=None)
-        run = RunName(1 if last is None else last.generation + 1)
-        if last is not None:
-            # The agent that made it may have been killed: a log without an end is kept for ever.
-            self._logs.end(name, last, RunEnd(failed=True))
-        path = self._logs.begin(name, run)
-        path.touch()
-        return run, path
-
-    def _end(self, name: ShardId, run: RunName, failed: bool) -> None:
-        try:
-            self._logs.end(name, run, RunEnd(failed=failed))
-        except OSError as error:
-            log.warning("the end of an installation could not be noted", source=name, error=str(error))
 
     # --- what goes -----------------------------------------------------------------------------------------
 

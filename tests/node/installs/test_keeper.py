@@ -17,9 +17,8 @@ from llmgw.errors import LlmgwError
 from llmgw.node.installs.packages import Where
 from llmgw.node.installs.running import Running
 from llmgw.node.processes import carrying, everyone
-from llmgw.node.runs import RunName
 from llmgw.wire.control import LogsRequest
-from llmgw.wire.facts import EnginePackage, Grade, InstallState, ShardId
+from llmgw.wire.facts import EnginePackage, Grade, InstallState
 from tests.node.installs.rig import Site, running
 from tests.node.installs.wheels import llama, vllm, wheel
 
@@ -534,11 +533,3 @@ async def test_what_cannot_be_here_is_unsupported_with_the_reason(site: Site) ->
         assert found.detail.startswith("this node has no GPU that its driver shows")
         assert agent.keeper.installable == ("llamacpp",)
         assert {install.engine for install in agent.keeper.installs} == {"sglang", "vllm"}
-
-
-def test_a_run_is_numbered_after_the_last(site: Site) -> None:
-    agent = site.agent()
-    name = ShardId("install:x-1")
-    for expected in (1, 2, 3):
-        run, path = agent.keeper._begin(name)
-        assert (run, path.exists()) == (RunName(expected), True)
