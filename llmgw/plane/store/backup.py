@@ -39,6 +39,9 @@ def before_migration(
     """
     size = _size(db)
     beside = copies(path)
+    # The caller has the state's lock: what is unfinished is of a plane that was killed while it copied.
+    for unfinished in path.parent.glob(f".{path.name}.v*.new*"):
+        unfinished.unlink(missing_ok=True)
     for copy in reversed(beside):
         if _gist(copy) == (version, _revision(db)) and _digest_of(copy) == _digest(db):
             return copy

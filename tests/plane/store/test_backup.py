@@ -95,6 +95,16 @@ async def test_the_last_copies_are_kept_and_the_same_state_is_not_copied_twice(t
     assert [await stored(copy) for copy in copies(path)] == [{"a": b"%d" % n} for n in range(2, KEPT + 2)]
 
 
+async def test_what_a_killed_plane_left_unfinished_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "plane.db"
+    async with await SqliteStore.open(path):
+        (tmp_path / ".plane.db.v1-20300101T000000Z.bak.4711.new").write_text("half")
+        (tmp_path / ".plane.db.v1-20300101T000000Z.bak.4711.new-journal").write_text("half")
+        with opened(path) as db:
+            before_migration(path, db, len(schemas()))
+    assert [file for file in tmp_path.iterdir() if ".new" in file.name] == []
+
+
 async def test_the_copy_that_leads_back_is_the_newest_that_an_older_plane_can_open(tmp_path: Path) -> None:
     path = tmp_path / "plane.db"
     assert copy_before(path, 9) is None

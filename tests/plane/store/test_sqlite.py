@@ -240,6 +240,7 @@ async def test_a_migration_killed_at_any_moment_leaves_the_old_state_or_a_new_on
         async with await SqliteStore.open(victim, steps=(*schemas(), *SLOW)) as store:
             assert dict((await store.load("")).values) == whole[first + 2]
         assert copies(victim)
+        assert {file.name.split(".v")[0] for file in _files(place)} == {"plane.db", "plane.db.lock"}
         shutil.rmtree(place)
     assert min(found) == first
     assert max(found) > first
