@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from llmgw.demo.processes import leftovers
 from llmgw.plane.checks import Need, refusals
 from llmgw.plane.rooms import room
 from llmgw.tinymodel import write_tiny
@@ -62,3 +63,23 @@ async def test_a_replica_of_several_nodes_waits_for_the_agents_that_can_start_it
 async def whole(fleet: Mixed) -> bool:
     shards = list((await fleet.shards()).values())
     return len(shards) == 2 and all(shard["state"] == "ready" for shard in shards)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+async def test_a_replica_leaves_a_node_whose_agent_is_taken_back_below_what_it_needs(tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "wide.gguf")
+    async with mixed(tmp_path, PRESENT, [PRESENT, PRESENT, PRESENT]) as fleet:
+        assert (await fleet.api.post("apply", content=SEVERAL.format(source=source))).status_code == 200
+        await fleet.until(lambda: whole(fleet), within=60, what="two nodes carry it")
+        member = next(shard for shard in (await fleet.shards()).values() if shard["id"].endswith("-1"))
+        node = member["node"]
+        await fleet.stop_node(node)
+        await fleet.node_of(node, previous())
+
+        async def elsewhere() -> bool:
+            return await whole(fleet) and all(shard["node"] != node for shard in (await fleet.shards()).values())
+
+        await fleet.until(elsewhere, within=90, what="the nodes that can carry it do")
+        assert {shard["generation"] for shard in (await fleet.shards()).values()} != {member["generation"]}
+        assert len(set(leftovers(fleet.mark)) & {member["pid"]}) == 0, "its old member is gone"
