@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -58,6 +59,7 @@ class Rig:
     mark: str
     settings: str = QUICK
     top: str = ""
+    engine_ports: int = 21000
     plane: trio.Process | None = None
     nodes: dict[str, trio.Process] = attrs.field(factory=dict)
     gateways: trio.Process | None = None
@@ -136,7 +138,7 @@ class Rig:
         token = answer.json()["token"]
         args = ["join", url, "--token", token, "--name", name, "--dir", str(directory)]
         await call("llmgw-node", *args, env=self.env)
-        low = 21000 + 400 * len(list(self.root.glob("n*/node.toml")))
+        low = self.engine_ports + 400 * len(list(self.root.glob("n*/node.toml")))
         config = directory / "node.toml"
         config.write_text(f'engine_ports = "{low}-{low + 399}"\naddress = "127.0.0.1"\n' + config.read_text())
 
@@ -269,7 +271,8 @@ async def rig(
     agents, admin, serve = free_ports(3)
     if gateways:
         settings += "\n[gateway]\ninside = false\n"
-    made = Rig(root, agents, admin, serve, json.dumps(str(root)), settings, top)
+    anchor = ports_of_its_own()
+    made = Rig(root, agents, admin, serve, json.dumps(str(root)), settings, top, anchor.getsockname()[1] + 1)
     try:
         await made.make_plane()
         await made.start_plane()
@@ -291,3 +294,20 @@ async def rig(
     finally:
         with trio.CancelScope(shield=True):
             await made.down()
+        anchor.close()
+
+
+def ports_of_its_own() -> socket.socket:
+    """A bound socket; the 2,000 numbers after its own are this rig's, for as long as it is open.
+
+    The plane gives out numbers by what it knows of its nodes: two fleets on one machine must not share any.
+    """
+    for first in range(20000, 32000, 2001):
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", first))
+        except OSError:
+            held.close()
+            continue
+        return held
+    raise AssertionError("six rigs run on this machine already")
