@@ -131,6 +131,14 @@ class Ideal:
         if not self.machines[node].silent:
             self.machines[node].obey(command)
 
+    def hurt(self, node: str) -> None:
+        """The first engine of a node dies."""
+        machine = self.machines[NodeId(node)]
+        for shard in sorted(machine.runs)[:1]:
+            status, _ = machine.runs.pop(shard)
+            machine.say(replace(status, state=ShardState.FAILED, cause="it died"))
+            machine.say(machine.loads())
+
     def lose(self, node: str) -> None:
         """A machine is gone, and its stream with it."""
         machine = self.machines[NodeId(node)]

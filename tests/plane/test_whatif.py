@@ -29,7 +29,7 @@ from llmgw.wire.facts import NodeId, Port
 from tests.plane.ideal import Ideal, ideal, placements
 from tests.plane.worlds import GIB, gpus, register, world
 
-QUICK = Settings(quiet=5.0, settle=1.0)
+QUICK = Settings(quiet=5.0, settle=1.0, believe=60.0)
 #: Long enough for silence, drains and all that follows from them, in seconds of a clock that jumps.
 AFTERWARDS = 240.0
 
@@ -94,11 +94,14 @@ async def foretold_and_seen(
     *,
     cordoned: str = "",
     moving: tuple[str, float] | None = None,
+    trouble: tuple[str, float] = ("", 0.0),
 ) -> tuple[WhatIf, Ideal]:
     """What a change was said to do, and the fleet long after it was made.
 
-    `moving`: other models were applied so many seconds before, so that the fleet is not at rest.
+    `moving`: other models were applied so many seconds before, so that the fleet is not at rest. `trouble`: the last
+    node was "lost", or an engine of it was "hurt", so many seconds before.
     """
+    last = str(registers[-1].node)
     async with ideal(*registers, settings=QUICK) as fleet:
         await fleet.fleet.apply(models)
         await trio.sleep(20)
@@ -107,6 +110,9 @@ async def foretold_and_seen(
         if moving is not None:
             await fleet.fleet.apply(moving[0])
             await trio.sleep(moving[1])
+        if trouble[0]:
+            fleet.lose(last) if trouble[0] == "lost" else fleet.hurt(last)
+            await trio.sleep(trouble[1])
         supposed, make = change(fleet)
         foretold = what_if(fleet.world, supposed, trio.current_time(), QUICK)
         await make()
@@ -201,7 +207,8 @@ def some_nodes(draw: st.DrawFn) -> list[Register]:
 
 
 #: Before, while and after what was applied is started, drained and stopped.
-PAUSES = st.sampled_from([0.001, 0.02, 5.0, 30.0, 30.005, 31.0])
+PAUSES = st.sampled_from([0.02, 5.0, 30.0, 30.005, 31.0])
+TROUBLES = st.just(("", 0.0)) | st.tuples(st.sampled_from(["lost", "hurt"]), st.sampled_from([0.05, 0.5, 20.0, 100.0]))
 
 
 @settings(max_examples=50, deadline=None)
@@ -212,16 +219,23 @@ PAUSES = st.sampled_from([0.001, 0.02, 5.0, 30.0, 30.005, 31.0])
     st.integers(0, 4),
     st.booleans(),
     st.tuples(some_models(), PAUSES) | st.none(),
+    TROUBLES,
 )
 def test_what_is_foretold_is_what_happens(
-    registers: list[Register], models: str, others: str, kind: int, cordoned: bool, moving: tuple[str, float] | None
+    registers: list[Register],
+    models: str,
+    others: str,
+    kind: int,
+    cordoned: bool,
+    moving: tuple[str, float] | None,
+    trouble: tuple[str, float],
 ) -> None:
     last = f"n{len(registers) - 1}"
     change = (draining("n0"), losing("n0"), applying(others), draining(last), losing(last))[kind]
 
     async def main() -> None:
         foretold, fleet = await foretold_and_seen(
-            registers, models, change, cordoned=last if cordoned else "", moving=moving
+            registers, models, change, cordoned=last if cordoned else "", moving=moving, trouble=trouble
         )
         assert foretold.complete
         assert placements(foretold.after) == placements(fleet.world)
@@ -262,14 +276,19 @@ def gangs(draw: st.DrawFn) -> str:
 
 
 @settings(max_examples=50, deadline=None)
-@given(wired_nodes(), gangs(), gangs(), st.integers(0, 4), st.tuples(gangs(), PAUSES) | st.none())
+@given(wired_nodes(), gangs(), gangs(), st.integers(0, 4), st.tuples(gangs(), PAUSES) | st.none(), TROUBLES)
 def test_what_is_foretold_of_replicas_of_several_nodes_is_what_happens(
-    registers: list[Register], models: str, others: str, kind: int, moving: tuple[str, float] | None
+    registers: list[Register],
+    models: str,
+    others: str,
+    kind: int,
+    moving: tuple[str, float] | None,
+    trouble: tuple[str, float],
 ) -> None:
     change = (draining("n0"), losing("n1"), applying(others), losing_fabric("red"), losing_fabric("blue"))[kind]
 
     async def main() -> None:
-        foretold, fleet = await foretold_and_seen(registers, models, change, moving=moving)
+        foretold, fleet = await foretold_and_seen(registers, models, change, moving=moving, trouble=trouble)
         assert foretold.complete
         assert placements(foretold.after) == placements(fleet.world)
         assert {short.model for short in foretold.short} <= set(fleet.world.unplaced)
