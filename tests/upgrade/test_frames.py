@@ -23,7 +23,6 @@ each_release = pytest.mark.parametrize("release", releases(), ids=lambda release
 #: Run by the old code: reads frames, and values of replies, and says what it made of each.
 READ = """
 import json, sys
-from msgspec import json as words
 from llmgw.wire.codec import Unknown, agent_codec, control_codec, decode_value
 from llmgw.wire import agent, control
 codecs = {"agent": agent_codec, "control": control_codec}
