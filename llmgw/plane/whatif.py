@@ -142,9 +142,7 @@ def suppose(course: Course, change: Supposition) -> None:
             course.world, events = operate.drain(world, node, True, 0.0, within)
         case LoseNode(node=node):
             known = _known(world, node)
-            gone = attrs.evolve(
-                known, connected=False, heard_at=course.now if node in course.living else known.heard_at
-            )
+            gone = attrs.evolve(known, connected=False)  # its silence has begun with the last word that was heard
             course.world = attrs.evolve(world, nodes=world.nodes.set(node, gone), version=world.version + 1)
             course.living.discard(node)
             course.dead.add(node)
