@@ -7,7 +7,7 @@ what was adopted.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import PIPE
@@ -103,10 +103,10 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(state: Path, *words: str) -> AsyncIterator[Agent]:
-    """A supervisor; killed when the block ends. What it started lives on."""
+async def agent(state: Path, *words: str, by: Sequence[str] = ()) -> AsyncIterator[Agent]:
+    """A supervisor; killed when the block ends. What it started lives on. `by` is a command that executes the rest."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "tests.supervisor", str(state), *words], stdin=PIPE, stdout=PIPE
+        [*by, sys.executable, "-m", "tests.supervisor", str(state), *words], stdin=PIPE, stdout=PIPE
     )
     try:
         yield Agent(process)

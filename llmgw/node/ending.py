@@ -42,12 +42,12 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
     """End every process of a run; when none is left, the first one's (exit code, signal) if it was our child.
 
     SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went.
-    What even that does not end (a process inside the kernel, waiting for a device) is told to `stubborn` and waited
-    for, for ever.
+    What even that does not end (a process inside the kernel, waiting for a device, or one that became another user's)
+    is told to `stubborn` and waited for, for ever.
     """
     members = await trio.to_thread.run_sync(belonging, record)
     if grace > 0 and record.pid and any(seen.group == record.pid for seen in members.values()):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(record.pid, signal.SIGTERM)
         with trio.move_on_after(grace):
             while members:
@@ -97,14 +97,14 @@ async def gpus_returned(record: Record, pids: frozenset[int], holders: GpuHolder
 
 
 def kill(seen: Seen) -> None:
-    """SIGKILL to exactly this process; nothing when it is gone."""
+    """SIGKILL to exactly this process; nothing when it is gone, or another user's by now (a setuid program)."""
     try:
         with Handle(seen.pid) as handle:
             now = processes.look(seen.pid)
             # Looked at after the hold was taken: from here on the number cannot slip to another process.
             if now is not None and now.started == seen.started:
                 handle.send(signal.SIGKILL)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return
 
 

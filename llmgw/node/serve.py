@@ -17,7 +17,7 @@ from msgspec import structs
 
 from llmgw.errors import LlmgwError
 from llmgw.node import processes
-from llmgw.node.ending import belonging, clear
+from llmgw.node.ending import Stubborn, belonging, clear
 from llmgw.node.engines import Engine, Listens
 from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.environment import engine_environment
@@ -33,6 +33,8 @@ from llmgw.wire.control import StartShard
 
 #: How many last lines of output a failure carries.
 LAST_LINES = 20
+#: An engine whose time passed while no agent asked it may serve since then: it has so many seconds to show it.
+ASKED_ANEW = 30.0
 
 
 async def begin(
@@ -99,18 +101,20 @@ async def attend(
     ready: Callable[[], Awaitable[None]],
     note: Callable[[str], None],
     wired: Callable[[Wires], None],
+    stubborn: Stubborn,
 ) -> Failure:
     """Stay with a running engine until it is at its end; why it came to that. `ready` is called once it serves.
 
     `serving` says that it was ready before (an adopted one). `note` is told what is odd and not yet an end, "" when it
-    is well again; `wired` what a member of a replica of several nodes talks over. When this returns no process of the
-    run is left.
+    is well again; `wired` what a member of a replica of several nodes talks over; `stubborn` what of it does not end.
+    When this returns no process of the run is left.
     """
     wiring = Wiring(record, wired)
+    epitaph = partial(_epitaph, record, engine, means, stubborn)
     try:
         handle = Handle(record.pid)
     except ProcessLookupError:
-        return await _epitaph(record, engine, means, Ended(), None)
+        return await epitaph(Ended(), None)
     with handle:
         dead: Dead | None = None
 
@@ -144,14 +148,16 @@ async def attend(
         code, number = handle.reap()
     if dead is None or code is not None or number is not None:
         ended = Ended(code, number, oom_kills=max(0, processes.oom_kills() - record.oom_kills))
-        return await _epitaph(record, engine, means, ended, dead)
-    return await _epitaph(record, engine, means, None, dead)
+        return await epitaph(ended, dead)
+    return await epitaph(None, dead)
 
 
-async def _epitaph(record: Record, engine: Engine, means: Means, ended: Ended | None, dead: Dead | None) -> Failure:
+async def _epitaph(
+    record: Record, engine: Engine, means: Means, stubborn: Stubborn, ended: Ended | None, dead: Dead | None
+) -> Failure:
     """Clear away what is left of a run, then say what is to be said of it."""
     run = RunName.parse(record.run) or RunName(record.generation)
-    await clear(record, grace=0.0 if ended is not None else means.grace, stubborn=lambda words: None)
+    await clear(record, grace=0.0 if ended is not None else means.grace, stubborn=stubborn)
     if ended is not None and ended.exit_code == NEVER_STARTED and not means.logs.last_lines(record.shard, run, 1):
         return Failure("cannot-start", "the agent ended before the engine was started", ended=ended)
     lines = await trio.to_thread.run_sync(means.logs.last_lines, record.shard, run, LAST_LINES)
@@ -170,12 +176,16 @@ async def _epitaph(record: Record, engine: Engine, means: Means, ended: Ended | 
     return Failure(cause.code, f"{ended}; probably {cause.text}", cause.remedy, ended, lines, cause.text)
 
 
+def time_left(record: Record) -> float:
+    """Seconds that a run still has for becoming ready; an adopted one has had part of them."""
+    seen, within = processes.look(record.pid), record.spec.ready_within
+    return max(min(within, ASKED_ANEW), within - (processes.age(seen) if seen is not None else 0.0))
+
+
 async def until_ready(record: Record, line: Line, means: Means) -> Dead | None:
     """Wait until the engine serves its model; None when it does, else why it never will."""
     spec = record.spec
-    seen = processes.look(record.pid)
-    spent = processes.age(seen) if seen is not None else 0.0  # an adopted one has had part of its time
-    pause, deadline = 0.03, trio.current_time() + max(0.0, spec.ready_within - spent)
+    pause, deadline = 0.03, trio.current_time() + time_left(record)
     said = "nobody listened on its port"
     while trio.current_time() < deadline:
         answer = await line.ask()
@@ -211,9 +221,8 @@ async def listening(
 
     Its port is looked at and not tried: see `Listens`.
     """
-    seen = processes.look(record.pid)
     port = record.ports[asking.port]
-    deadline = trio.current_time() + max(0.0, record.spec.ready_within - (processes.age(seen) if seen else 0.0))
+    deadline = trio.current_time() + time_left(record)
     deaf, pause = 0, 0.03
     while True:
         if (other := await trio.to_thread.run_sync(stranger, record, asking.port)) is not None:

@@ -110,6 +110,7 @@ async def _serve(life: Life, order: StartShard, means: Means, book: Book) -> Non
                     ready=lambda: _ready(life, book),
                     note=lambda words: book.tell(life, life.status.state, detail=words),
                     wired=lambda wires: _wired(life, wires, book),
+                    stubborn=_stubborn(life, book),
                 )
         means.ports.release(order.shard)
         lost = failure.code == "port-in-use" and life.ready_at is None and life.record is not None

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -153,6 +154,23 @@ async def test_an_engine_still_loading_is_adopted_and_becomes_ready(state: Path)
         assert (await second.told("ready")).pid == started.pid
 
 
+async def test_an_engine_whose_time_passed_while_no_agent_asked_it_is_asked_before_it_is_given_up(state: Path) -> None:
+    program = Path(__file__).with_name("slow_engine.py").read_text()
+    async with agent(state, "--asking") as first:
+        await first.give(order(1, engine="python", env={"PROGRAM": program, "GO": str(state / "go")}, ready_within=3.0))
+        started = await first.told("starting")
+        while started.pid is None:
+            started = await first.told("starting")
+        await first.kill()
+    seen = processes.look(started.pid)
+    assert seen is not None
+    (state / "go").touch()
+    await until(lambda: processes.age(seen) > 3.5)
+    async with agent(state, "--asking") as second:
+        await second.adopted()
+        assert (await second.told("ready")).pid == started.pid
+
+
 async def test_draining_is_remembered(state: Path) -> None:
     async with agent(state) as first:
         await first.give(order(1, engine="python", env=SLEEPING))
@@ -202,6 +220,35 @@ async def test_an_engine_whose_record_is_broken_is_reported_and_no_second_one_st
         assert started.generation == 2
         assert ours(state) == {started.pid}
     assert path.with_suffix(".broken").exists()
+
+
+SURVIVED = """
+import os, sys, time
+if not os.fork():
+    os.setuid(65534)
+    time.sleep(1000)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.02)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root may have others' processes")
+async def test_an_engine_that_leaves_a_process_which_nothing_ends_says_so_instead_of_ready(state: Path) -> None:
+    """As a worker that hangs in a driver, here by a user whom this agent may not signal."""
+    without_kill = ("setpriv", "--bounding-set=-kill", "--inh-caps=-kill")
+    async with agent(state, by=without_kill) as agent_:
+        await agent_.give(order(1, engine="python", env={"PROGRAM": SURVIVED, "GO": str(state / "go")}))
+        ready = await agent_.told("ready")
+        assert ready.pid is not None
+        await until(lambda: len(ours(state)) == 2)
+        (state / "go").touch()
+        stopping = await agent_.told("stopping")
+        (left,) = ours(state)
+        assert f"do not end even by SIGKILL: {left} (" in stopping.detail
+        os.kill(left, signal.SIGKILL)
+        failed = await agent_.told("failed")
+        assert (failed.exit_code, ours(state)) == (3, set())
 
 
 async def test_the_agents_stdin_gate_keeps_an_engine_from_running_without_a_record(state: Path) -> None:
