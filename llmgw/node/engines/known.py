@@ -293,7 +293,8 @@ LLAMACPP = (
     ),
     Row.of(
         "bad-argument",
-        r"error: invalid argument|error while handling argument|error: .*unknown argument|invalid value for",
+        r"error: invalid argument|error while handling (?:argument|environment variable)|error: .*unknown argument"
+        r"|invalid value for",
         "the engine does not accept an argument of the profile",
         "check the profile's arguments against this version of the engine",
     ),
@@ -353,11 +354,5 @@ LLAMACPP = (
         r"AMX is not ready to be used",
         "this build of the engine needs instructions that this CPU lacks",
         "use a build for this CPU",
-    ),
-    Row.of(
-        "module-missing",
-        r"error while loading shared libraries",
-        "a library of the engine is missing",
-        "install the engine again",
     ),
 )

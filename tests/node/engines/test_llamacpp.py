@@ -167,6 +167,11 @@ def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: li
         (["0.00.100.000 E srv failed to load model '/x'"], Ended(exit_code=1), "missing-weights"),
         (["error: invalid argument: --x"], Ended(exit_code=1), "bad-argument"),
         (['error while handling argument "-c": stoi'], Ended(exit_code=1), "bad-argument"),
+        (
+            ['error while handling environment variable "LLAMA_ARG_CTX_SIZE": stoi'],
+            Ended(exit_code=1),
+            "bad-argument",
+        ),
         (["couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 1"], Ended(exit_code=1), "port-in-use"),
         (["ggml_aligned_malloc: insufficient memory (attempted to allocate 1 MB)"], Ended(signal=11), "out-of-memory"),
         (["Remote RPC server crashed or returned malformed response"], Ended(signal=6), "peer-lost"),
