@@ -1,7 +1,8 @@
 """Which engines this node has: those that were here (the settings' command, PATH), and those the agent installed.
 
 Several versions stand side by side. `found` chooses among them for a shard: the version it asks for, else the one that
-the plane prefers, else whatever works. Every program is tried once before it counts, and again when it changed.
+the plane prefers, else whatever works. Every program is tried once before it counts, and again when it changed; one
+that did not work also after a while.
 """
 
 from __future__ import annotations
@@ -23,17 +24,24 @@ from llmgw.wire.facts import EngineInstall, InstallState
 
 #: Of a program that the agent did not install.
 OUTSIDE = ""
+#: Seconds after which a program that did not work is tried again: the machine may have been busy, or its disk full.
+AGAIN = 600.0
 Key = tuple[str, str]  # engine, version
 
 
 @attrs.frozen
 class Tried:
-    """A program that was tried, and what came of it. `words` say what it did."""
+    """A program that was tried, and what came of it. `words` say what it did, `at` is when, on trio's clock."""
 
     mark: tuple[object, ...]
     place: Whereabouts
     outcome: Found | LlmgwError
+    at: float
     words: str = ""
+
+    def counts(self, mark: tuple[object, ...], now: float) -> bool:
+        """Whether the program needs not be tried again."""
+        return self.mark == mark and (isinstance(self.outcome, Found) or now - self.at < AGAIN)
 
 
 class Installed:
@@ -237,7 +245,7 @@ class Installed:
         whole = kept is None or await trio.to_thread.run_sync(lambda: kept.whole)
         mark = (*place.mark, whole)
         known = self._tried.get(key)
-        if known is not None and known.mark == mark:
+        if known is not None and known.counts(mark, trio.current_time()):
             return
         words = ""
         try:
@@ -247,7 +255,12 @@ class Installed:
                 words, outcome = await self._own(kept, place, whole)
         except LlmgwError as error:
             outcome = error
-        self._tried[key] = Tried(mark, place, outcome, words)
+        except OSError as error:
+            what = f"{engine}: it cannot be tried: {error.strerror or error}"
+            outcome = Failed(
+                what + (f" ({error.filename})" if error.filename else ""), remedy="check the disk and /tmp"
+            )
+        self._tried[key] = Tried(mark, place, outcome, trio.current_time(), words)
         self._moved()
 
     async def _outside(self, engine: str, place: Whereabouts) -> Found:

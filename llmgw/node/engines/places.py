@@ -90,7 +90,7 @@ def _python_version(engine: str, program: Path) -> str:
     """The version of a Python engine from the metadata beside its script: asking it takes half a minute of imports."""
     pattern = re.compile(rf"{re.escape(engine)}(?:[_-]cpu)?-(?P<version>[^-]+)\.dist-info", re.IGNORECASE)
     for folder in program.resolve().parent.parent.glob("lib/python3*/site-packages"):
-        for name in sorted(os.listdir(folder)):
+        for name in files.names(folder):
             if found := pattern.fullmatch(name):
                 return found["version"]
     return ""

@@ -5,9 +5,10 @@ import pytest
 
 from llmgw.errors import Failed, NotFound
 from llmgw.node import processes
-from llmgw.node.engines.installed import Installed
+from llmgw.node.engines import Found
+from llmgw.node.engines.installed import AGAIN, Installed, Tried
 from llmgw.node.engines.llamacpp import LlamaCpp
-from llmgw.node.engines.places import whereabouts
+from llmgw.node.engines.places import Whereabouts, whereabouts
 from llmgw.node.engines.vllm import Vllm
 from llmgw.wire.facts import InstallState
 
@@ -55,6 +56,24 @@ async def test_a_program_that_is_tried_once_is_not_tried_again_until_it_is_repla
     with pytest.raises(Failed):
         await installed.found("llamacpp")
     assert count.read_text() == "xx"
+
+
+def test_what_failed_counts_for_a_while_and_what_works_for_good() -> None:
+    place = Whereabouts(("/bin/x",))
+    broken, works = Tried((1,), place, Failed("too slow"), 100.0), Tried((1,), place, Found("x", ("/bin/x",)), 100.0)
+    assert [broken.counts((1,), 100.0 + after) for after in (0.0, AGAIN - 1, AGAIN)] == [True, True, False]
+    assert (works.counts((1,), 1e9), works.counts((2,), 100.0)) == (True, False)
+
+
+async def test_a_disk_without_room_for_the_trial_is_told_and_costs_the_agent_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    installed = Installed([LlamaCpp()], state=tmp_path)
+    await installed.look()
+    (install,) = installed.installs
+    assert install.state is InstallState.FAILED
+    assert f"({tmp_path}/gone/" in install.detail
 
 
 @pytest.mark.parametrize("command", ["/no/such/llama-server", "/etc/passwd", "/tmp"])
