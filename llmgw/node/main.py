@@ -246,6 +246,7 @@ class _Whole:
         self._node = node
         self._beats = beats
         self._installs: tuple[EngineInstall, ...] = told.installs
+        self._installable = told.installable
         self._managers: tuple[PortManagers, ...] = told.managers
         self._weights: tuple[Weights, ...] = told.weights
         self._share = told.share
@@ -263,6 +264,9 @@ class _Whole:
         if (installs := self._node.keeper.installs) != self._installs:
             self._installs = installs
             beat = structs.replace(beat, installs=installs)
+        if (installable := self._node.keeper.installable) != self._installable:
+            self._installable = installable
+            beat = structs.replace(beat, installable=installable)
         if self._node.managers.latest.value != self._managers:
             self._managers = self._node.managers.latest.value
             beat = structs.replace(beat, managers=self._managers)

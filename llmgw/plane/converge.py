@@ -72,9 +72,13 @@ def provision(
     engines: Iterable[EngineInstall],
     packages: Mapping[str, EnginePackage] = _NO_PACKAGES,
 ) -> Provision:
-    """The engines a node should have, of those it can install: configured ones and those of wanted models (A7)."""
+    """The engines a node should have, of those it can install: configured ones and those of wanted models (A7).
+
+    Where a package comes from may be all that keeps a node from installing it, such as a build for CPUs: of those the
+    node is told, too, and says itself what it cannot have.
+    """
     facts = world.nodes[node].facts
-    installable = SILENT_INSTALLS if facts is None or facts.installable is None else facts.installable
+    installable = SILENT_INSTALLS if facts is None or facts.installable is None else {*facts.installable, *packages}
     wanted = {(engine.engine, engine.version) for engine in engines}
     asked = {(model.profile.engine, model.profile.engine_version) for model in world.models.values()}
     wanted |= {(engine, version) for engine, version in asked if version}

@@ -148,6 +148,8 @@ def _freshened(facts: Register, beat: Heartbeat, ports: tuple[Port, ...]) -> Reg
         new["host"] = replace(facts.host, disks=disks, memory_bytes=memory)
     if beat.installs is not None:
         new["installs"] = beat.installs
+    if beat.installable is not None:
+        new["installable"] = beat.installable
     if beat.weights is not None:
         new["weights"] = beat.weights
     if beat.share is not None:

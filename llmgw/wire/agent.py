@@ -106,6 +106,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear
     counters: tuple[str, ...] | None = None  # the names that `counts` follow, from now on
     counts: bytes | None = None  # every port's counters, in the order of the ports told last: see `wire.counters`
     share: str | None = None  # as in Register
+    installable: tuple[str, ...] | None = None  # as in Register: where packages come from may change it
 
 
 class Working(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="working"):

@@ -83,7 +83,7 @@ class Joined(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joined"
 
 
 class Provision(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="provision"):
-    """The engines this node should have, sorted by name: only ones it says it can install (A7).
+    """The engines this node should have, sorted by name: ones it says it can install, or may once it has this (A7).
 
     `preferred` is, by engine, the version for shards that ask for none; `packages` where an engine is installed from.
     """

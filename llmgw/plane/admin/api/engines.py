@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from quart import Blueprint, Response, request
@@ -43,11 +43,11 @@ def engines_view(node: Node, wanted: Provision, now: float) -> NodeEnginesView:
         connected=node.connected,
         age=None if node.heard_at is None else max(0.0, now - node.heard_at),
         installable=installable,
-        engines=tuple(_engines(node, wanted)),
+        engines=tuple(_engines(node, wanted, installable)),
     )
 
 
-def _engines(node: Node, wanted: Provision) -> Iterator[EngineView]:
+def _engines(node: Node, wanted: Provision, installable: Collection[str]) -> Iterator[EngineView]:
     installs = node.facts.installs if node.facts is not None else ()
     asked = {(one.engine, one.version) for one in wanted.engines}
     for install in installs:
@@ -63,4 +63,8 @@ def _engines(node: Node, wanted: Provision) -> Iterator[EngineView]:
         )
     there = {(install.engine, install.version) for install in installs} | {(i.engine, "") for i in installs}
     for engine, version in sorted(asked - there):
-        yield EngineView(engine=engine, version=version, state="wanted", wanted=True, detail="the node has not said")
+        # It is told of others as well: of those that it may only have where it is said what from.
+        if engine in installable:
+            yield EngineView(
+                engine=engine, version=version, state="wanted", wanted=True, detail="the node has not said"
+            )

@@ -48,3 +48,8 @@ def test_the_version_for_shards_that_ask_for_none_is_marked_once_it_is_there() -
 def test_a_node_that_never_spoke_has_nothing_and_can_nothing() -> None:
     view = engines_view(Node(NodeId("n1"), Stage.READY, 0.0), Provision(), 5.0)
     assert (view.engines, view.installable, view.age) == ((), (), None)
+
+
+def test_nothing_is_said_of_an_engine_that_the_node_is_told_of_but_cannot_install() -> None:
+    wanted = Provision(engines=(EngineInstall(engine="sglang", version="1"), *WANTED.engines))
+    assert [one.engine for one in engines_view(node(), wanted, 5.0).engines] == ["llamacpp", "vllm"]
