@@ -80,7 +80,7 @@ def _head(reply: ReplicaReply) -> RenderableType:
             words(f"{age(view.age)} ago" if view.age is not None else "", f"({reply.why})" if reply.why else ""),
         ),
         ("failed", often if reply.restarts else ""),
-        ("waits for", Text("\n".join(reply.waiting), style="yellow")),
+        ("waits for", Text("\n".join(map(clean, reply.waiting)), style="yellow")),
         ("warning", Text(clean(view.warning), style="red")),
     ]
     return fields(pairs)

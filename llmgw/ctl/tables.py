@@ -248,7 +248,7 @@ def _replica(replica: ReplicaView) -> tuple[Cell, ...]:
         number(replica.in_flight),
         replica.model,
         f"{replica.revision}, outdated" if replica.outdated else "",
-        replica.waiting,
+        clean(replica.waiting),
         Text(clean(replica.warning), style="red"),
         clean(replica.cause),
     )

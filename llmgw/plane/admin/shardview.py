@@ -206,6 +206,8 @@ def _waits(shard: Shard, members: Sequence[Shard], over: Shard | None, world: Wo
         if state is ShardState.READY and node is not None and node.stage is Stage.UNREACHABLE:
             return ""
         return f"{shard.node} is {'not known' if node is None else node.stage.value}"
+    if state is ShardState.STOPPING and (left := _said(shard)):
+        return f"its end: {left}"
     if shard.want is not Want.RUN:
         return ""
     if over is not None:
@@ -222,7 +224,12 @@ def _waits(shard: Shard, members: Sequence[Shard], over: Shard | None, world: Wo
             those = ", ".join(f"{other.id} on {other.node} ({_stands(other)})" for other in late)
             return f"its followers: {those}"
         return f"{shard.node} to take up generation {shard.generation}"
-    return ""
+    # "waits for vllm 0.32.0 to be installed"
+    return _said(shard).removeprefix("waits for ") if state is ShardState.STARTING else ""
+
+
+def _said(shard: Shard) -> str:
+    return shard.status.detail if shard.status is not None else ""
 
 
 def _is_ready(shard: Shard, generation: int) -> bool:

@@ -233,6 +233,21 @@ def test_a_member_waits_for_its_node() -> None:
     assert waiting(gone)[1] == "org_large-0-1: node-a is not known"
 
 
+def test_what_a_node_says_of_a_start_or_an_end_that_takes_long_is_what_it_waits_for() -> None:
+    here = gang_world()
+    status = here.shards[ShardId("org_large-0-1")].status
+    assert status is not None
+
+    def with_word(state: ShardState, detail: str, **fields: Any) -> str:
+        said = msgspec.structs.replace(status, state=state, detail=detail, progress=None)
+        return waiting(member(here, 1, status=said, **fields))[-1]
+
+    installs = with_word(ShardState.STARTING, "waits for vllm 0.32.0 to be installed")
+    assert installs == "org_large-0-1: vllm 0.32.0 to be installed"
+    stays = "these processes do not end even by SIGKILL: 77 (python, state D)"
+    assert with_word(ShardState.STOPPING, stays, want=Want.STOP) == f"org_large-0-1: its end: {stays}"
+
+
 def test_a_replica_that_serves_or_ends_waits_for_nothing() -> None:
     here = gang_world(ready=True)
     assert waiting(here) == ()
