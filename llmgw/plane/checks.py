@@ -13,7 +13,7 @@ from llmgw.plane.memory import Estimate
 from llmgw.plane.rooms import Room, Unit
 from llmgw.plane.world import Model, Node, Profile, Reason, Stage
 from llmgw.wire.agent import GANGS
-from llmgw.wire.facts import EngineInstall, InstallState, ModelName, Resources
+from llmgw.wire.facts import EngineInstall, InstallState, ModelName, Resources, release, same_version
 
 GIB = 1 << 30
 
@@ -154,7 +154,7 @@ def engine_missing(node: Node, engine: str, version: str) -> str:
     known = [install for install in node.facts.installs if install.engine == engine]
     # What cannot be here at all cannot be at any version.
     never = (InstallState.UNSUPPORTED, "")
-    fitting = [i for i in known if version in ("", i.version) or (i.state, i.version) == never]
+    fitting = [i for i in known if not version or same_version(version, i.version) or (i.state, i.version) == never]
     for state in (InstallState.INSTALLED, InstallState.INSTALLING, InstallState.FAILED, InstallState.UNSUPPORTED):
         found = next((install for install in fitting if install.state is state), None)
         if found is not None:
@@ -171,7 +171,9 @@ def engine_missing(node: Node, engine: str, version: str) -> str:
 
 def installed(node: Node, need: Need) -> bool:
     return node.facts is not None and any(
-        i.engine == need.engine and i.state is InstallState.INSTALLED and need.version in ("", i.version)
+        i.engine == need.engine
+        and i.state is InstallState.INSTALLED
+        and (not need.version or same_version(need.version, i.version))
         for i in node.facts.installs
     )
 
@@ -179,14 +181,14 @@ def installed(node: Node, need: Need) -> bool:
 def installed_versions(node: Node, need: Need) -> tuple[str, ...]:
     """At which versions a node that has room could run its part of a replica, whose members must have one version.
 
-    "" stands for a version that nobody knows yet: the engine is not installed there.
+    "" stands for a version that nobody knows yet: the engine is not installed there. Builds of one version are one.
     """
     if need.version:
         return (need.version,)
     installs = node.facts.installs if node.facts is not None else ()
     mine = [install for install in installs if install.engine == need.engine]
     for state in (InstallState.INSTALLED, InstallState.INSTALLING):
-        if found := {install.version for install in mine if install.state is state}:
+        if found := {release(install.version) for install in mine if install.state is state}:
             return tuple(sorted(found))
     return ("",)
 

@@ -370,6 +370,16 @@ class EngineInstall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
+def release(version: str) -> str:
+    """A version without what says how it was built: "0.32.0+cpu" is 0.32.0."""
+    return version.partition("+")[0]
+
+
+def same_version(asked: str, has: str) -> bool:
+    """Whether what is there is the version that was asked for: any build of it, where no build was asked for."""
+    return asked == has or ("+" not in asked and asked == release(has))
+
+
 class EnginePackage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where an engine is installed from; what is empty here is the node's to decide.
 

@@ -205,7 +205,8 @@ def test_what_a_node_can_install_changes_when_it_hears_where_packages_come_from(
     before = world(replace(register("n1"), installable=("llamacpp",)))
     _, events, after = say(before, Heartbeat(installable=("llamacpp", "vllm")))
     facts = after.nodes[NodeId("n1")].facts
-    assert facts is not None and facts.installable == ("llamacpp", "vllm")
+    assert facts is not None
+    assert facts.installable == ("llamacpp", "vllm")
     assert events == ()
     _, _, silent = say(after, Heartbeat(), 6.0)
     assert silent.nodes[NodeId("n1")].facts == facts

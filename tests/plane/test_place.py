@@ -105,6 +105,7 @@ def test_a_label_must_be_there_and_the_operators_word_wins(
 INSTALLS = [
     pytest.param((EngineInstall(engine="vllm", version="1"),), (), "", None, id="installed"),
     pytest.param((EngineInstall(engine="vllm", version="1"),), (), "1", None, id="installed at that version"),
+    pytest.param((EngineInstall(engine="vllm", version="1+cpu"),), (), "1", None, id="a build of that version"),
     pytest.param((), ("vllm",), "", None, id="installable"),
     pytest.param((EngineInstall(engine="vllm", version="1"),), ("vllm",), "2", None, id="another version installable"),
     pytest.param((), (), "", "not installed, and the node cannot install it", id="neither"),

@@ -318,6 +318,15 @@ def test_all_members_have_one_version_of_the_engine() -> None:
     assert rows["n1"][1] == "engine-match"
 
 
+def test_builds_of_one_version_are_one_version() -> None:
+    # A node that installed 0.32.0 by itself, and one where an operator did: of packages' metadata.
+    here = world(having("n1", "0.32.0"), having("n2", "0.32.0+cpu"), having("n3", "0.31"))  # type: ignore[arg-type]
+    choice = chosen(here, wanted(2))
+    assert (choice.nodes, choice.version) == (("n1", "n2"), "0.32.0")
+    assert nodes(here, wanted(2, engine_version="0.32.0")) == ("n1", "n2")
+    assert nodes(here, wanted(2, engine_version="0.32.0+cpu")) == ()
+
+
 def test_of_two_versions_that_all_have_the_newer_is_taken() -> None:
     here, of = world(having("n1", "0.9", "0.10"), having("n2", "0.9", "0.10")), wanted(2)  # type: ignore[arg-type]
     choice = chosen(here, of)

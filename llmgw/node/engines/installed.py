@@ -18,9 +18,8 @@ from llmgw.errors import Failed, LlmgwError, NotFound
 from llmgw.node.engines import Engine, Found
 from llmgw.node.engines.places import Whereabouts, whereabouts
 from llmgw.node.engines.trial import Trial
-from llmgw.node.installs.packages import same_version
 from llmgw.node.installs.shelf import Kept, Shelf
-from llmgw.wire.facts import EngineInstall, InstallState
+from llmgw.wire.facts import EngineInstall, InstallState, same_version
 
 #: Of a program that the agent did not install.
 OUTSIDE = ""

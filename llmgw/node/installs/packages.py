@@ -210,8 +210,3 @@ def file_name(engine: str, version: str) -> str:
 def canonical(package: str) -> str:
     """A package's name as its metadata folder has it."""
     return re.sub(r"[-_.]+", "_", package).lower()
-
-
-def same_version(asked: str, has: str) -> bool:
-    """Whether what is there is the version that was asked for: "0.32.0+cpu" is 0.32.0 too."""
-    return asked == has or ("+" not in asked and asked == has.partition("+")[0])

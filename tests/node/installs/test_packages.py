@@ -16,11 +16,10 @@ from llmgw.node.installs.packages import (
     Unsupported,
     Where,
     canonical,
-    same_version,
     source,
     steps,
 )
-from llmgw.wire.facts import EnginePackage
+from llmgw.wire.facts import EnginePackage, same_version
 
 GPUS = Site("x86_64", gpus=True)
 NONE = Site("x86_64", gpus=False)

@@ -13,7 +13,7 @@ from llmgw.plane.checks import SILENT_INSTALLS
 from llmgw.plane.world import Node
 from llmgw.wire.control import Provision
 from llmgw.wire.enginesapi import EnginesReply, EngineView, NodeEnginesView
-from llmgw.wire.facts import InstallState
+from llmgw.wire.facts import EngineInstall, InstallState, same_version
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -51,20 +51,23 @@ def _engines(node: Node, wanted: Provision, installable: Collection[str]) -> Ite
     installs = node.facts.installs if node.facts is not None else ()
     asked = {(one.engine, one.version) for one in wanted.engines}
     for install in installs:
-        key = (install.engine, install.version)
         yield EngineView(
             engine=install.engine,
             version=install.version,
             state=install.state.value,
-            wanted=key in asked or (install.engine, "") in asked,
+            wanted=any(_is(install, *one) for one in asked),
             preferred=install.state is InstallState.INSTALLED
-            and wanted.preferred.get(install.engine) == install.version,
+            and same_version(wanted.preferred.get(install.engine, ""), install.version),
             detail=install.detail,
         )
-    there = {(install.engine, install.version) for install in installs} | {(i.engine, "") for i in installs}
-    for engine, version in sorted(asked - there):
-        # It is told of others as well: of those that it may only have where it is said what from.
-        if engine in installable:
+    for engine, version in sorted(asked):
+        # It is told of more than it can have: of what a package may make possible, too.
+        if engine in installable and not any(_is(install, engine, version) for install in installs):
             yield EngineView(
                 engine=engine, version=version, state="wanted", wanted=True, detail="the node has not said"
             )
+
+
+def _is(install: EngineInstall, engine: str, version: str) -> bool:
+    """Whether that is what is asked for, "" for any version."""
+    return install.engine == engine and (not version or same_version(version, install.version))

@@ -53,3 +53,12 @@ def test_a_node_that_never_spoke_has_nothing_and_can_nothing() -> None:
 def test_nothing_is_said_of_an_engine_that_the_node_is_told_of_but_cannot_install() -> None:
     wanted = Provision(engines=(EngineInstall(engine="sglang", version="1"), *WANTED.engines))
     assert [one.engine for one in engines_view(node(), wanted, 5.0).engines] == ["llamacpp", "vllm"]
+
+
+def test_a_build_of_the_version_that_is_wanted_is_that_version() -> None:
+    (found,) = [
+        one
+        for one in engines_view(node(EngineInstall(engine="vllm", version="0.32+cpu")), WANTED, 5.0).engines
+        if one.engine == "vllm"
+    ]
+    assert (found.version, found.state, found.wanted, found.preferred) == ("0.32+cpu", "installed", True, True)
