@@ -81,13 +81,18 @@ def apply(path: str, dry_run: bool, output: str) -> None:
 
     async def act(plane: Plane) -> None:
         text = sys.stdin.buffer.read() if path == "-" else _read(path)
-        answer = await plane.post("apply", text, query={"dry_run": int(dry_run)}, within=60)
+        answer = await plane.post("apply", text, query={"dry_run": int(dry_run), "name": spoken(path)}, within=60)
         if output == "json":
             pretty(answer.data)
         else:
             _applied(answer)
 
     run(act, output=output)
+
+
+def spoken(path: str) -> str:
+    """What the plane is to call a file in its errors."""
+    return "standard input" if path == "-" else path
 
 
 def _read(path: str) -> bytes:

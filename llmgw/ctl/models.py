@@ -25,9 +25,9 @@ def replica(name: str, output: str, watch: float | None) -> None:
     show(f"replicas/{quote(name, safe='')}", modeltables.replica, output=output, watch=watch)
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, and refused as one
 @MODEL
-@click.argument("replicas", type=click.IntRange(min=0), metavar="N")
+@click.argument("replicas", type=int, metavar="N")
 @output
 def scale(model: str, replicas: int, output: str) -> None:
     """Want N replicas of a model, until models are applied again."""

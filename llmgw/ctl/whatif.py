@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from llmgw.ctl.complete import node_names
+from llmgw.ctl.fleet import spoken
 from llmgw.ctl.naming import OrderedGroup
 from llmgw.ctl.running import output, pretty, run
 
@@ -76,7 +77,7 @@ def apply(path: str | None, other: str | None, output: str) -> None:
             raise BadInput(f"{name} is not UTF-8 text (byte {error.start})") from None
 
     async def act(plane: Plane) -> None:
-        await _answered(plane, {"kind": "apply", "models": text()}, output)
+        await _answered(plane, {"kind": "apply", "name": spoken(name), "models": text()}, output)
 
     run(act, output=output)
 

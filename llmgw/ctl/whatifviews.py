@@ -36,10 +36,17 @@ _WORDS = {
     "starts": "start",
     "stops": "stop",
     "unplaced": "find no place",
+    "stuck": "cannot leave",
     "stays": "stay",
 }
-_ONE = {"move": "moves", "are replaced": "is replaced", "find no place": "finds no place"}
-_STYLES = {"unplaced": "red", "stops": "yellow", "moves": "cyan", "replaced": "cyan", "starts": "green"}
+_ONE = {
+    "move": "moves",
+    "are replaced": "is replaced",
+    "find no place": "finds no place",
+    "cannot leave": "cannot leave",
+}
+_WORD = {"unplaced": "no place", "stays": "cannot leave"}
+_STYLES = {"unplaced": "red", "stays": "red", "stops": "yellow", "moves": "cyan", "replaced": "cyan", "starts": "green"}
 
 
 def whatif(reply: WhatIfReply, width: int) -> RenderableType:
@@ -49,7 +56,7 @@ def whatif(reply: WhatIfReply, width: int) -> RenderableType:
         parts.append(Text("The fleet is on its way already, so some of this happens anyway.", style="yellow"))
     if not reply.complete:
         parts.append(Text("It goes on for longer than it was followed.", style="yellow"))
-    changing = [fate for fate in reply.replicas if fate.what != "stays"]
+    changing = [fate for fate in reply.replicas if fate.what != "stays" or fate.why]
     if changing:
         parts.append(
             section("What becomes of replicas", columns(_FATES, map(_fate, changing), nothing="", width=width))
@@ -69,7 +76,7 @@ def whatif(reply: WhatIfReply, width: int) -> RenderableType:
 
 
 def _counted(reply: WhatIfReply) -> str:
-    counts = Counter(fate.what for fate in reply.replicas)
+    counts = Counter("stuck" if fate.what == "stays" and fate.why else fate.what for fate in reply.replicas)
     said = [_plural(counts[what], words) for what, words in _WORDS.items() if counts[what]]
     if not any(counts[what] for what in _WORDS if what != "stays"):
         return "nothing happens to any replica"
@@ -81,13 +88,13 @@ def _plural(count: int, words: str) -> str:
 
 
 def _fate(fate: FateView) -> tuple[Cell, ...]:
-    what = f"replaced by {fate.by}" if fate.by else "no place" if fate.what == "unplaced" else fate.what
+    what = f"replaced by {fate.by}" if fate.by else _WORD.get(fate.what, fate.what)
     return (
         fate.replica,
         fate.model,
         Text(what, style=_STYLES.get(fate.what, "")),
         ", ".join(fate.before),
-        ", ".join(fate.after),
+        ", ".join(fate.after) if fate.what != "stays" else "",
         _at(fate.at),
         clean(fate.why),
     )

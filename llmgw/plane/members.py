@@ -131,7 +131,7 @@ def _why(reach: Reach, way: Way, rooms: Sequence[Room], need: Need, others: int,
     if good:
         words.append(f"{good} of {count * (count - 1) // 2} pairs tested good")
     if others:
-        words.append(f"{others} other replicas of the model there")
+        words.append(f"{others} other replica{'s' if others > 1 else ''} of the model there")
     if need.took:
         words.append(took(need))
     if way.network != "nvlink" and not met[0].interface and not way.site:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from llmgw.plane.rollout import after_change
 from llmgw.plane.world import Model, Profile, slug
+from llmgw.sources import BadSource, is_path, parse
 from llmgw.toml import BadToml, Bytes, Seconds, Table, near, read_toml
 from llmgw.wire.facts import ModelName, Resources
 
@@ -223,6 +224,11 @@ def _profile(table: Table) -> dict[str, Any]:
         raise table.error(
             "an empty source says nothing", "source", remedy="give a path or a URL such as hf://org/model"
         )
+    if "source" in found and not is_path(found["source"]):
+        try:
+            parse(found["source"])
+        except BadSource as error:
+            raise table.error(error.what, "source", remedy=error.remedy) from None
     for key in found.get("env", {}):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
             raise table.table("env").error(f"{key!r} cannot be the name of a variable", key)

@@ -121,7 +121,8 @@ def _change(reason: Reason, need: Need) -> str:
         case "gpus-free":
             return f"free GPUs on {node}: {reason.value}, {reason.needed} needed"
         case "cpu-threads":
-            return f"free CPU threads on {node}, or ask for fewer than {resources.cpu_threads}: {reason.value}"
+            fewer = f", or ask for fewer than {resources.cpu_threads}" if resources.cpu_threads > 1 else ""
+            return f"free CPU threads on {node}{fewer}: {reason.value}"
         case "memory":
             return f"free memory on {node}, or ask for less than {reason.needed}: {reason.value} is free"
     return f"{node}: {reason.check} {reason.value} must become {reason.needed}"

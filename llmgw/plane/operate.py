@@ -45,7 +45,7 @@ def want(world: World, models: Map[ModelName, Model], clock: float) -> Changed:
     for name in sorted(models):
         new, old = models[name], world.models.get(name)
         if old is None:
-            say("model-added", name, f"{name}: {new.replicas} replicas are wanted")
+            say("model-added", name, f"{name}: {new.replicas} replica{' is' if new.replicas == 1 else 's are'} wanted")
         elif old != new:
             say("model-changed", name, f"{name}: {changes(old, new)}")
     for name in sorted(set(world.models) - set(models)):

@@ -257,15 +257,20 @@ class Rooms:
         if need.spread:
             value = labels_of(room.node).get(need.spread)
             where = f"{need.spread}={value}" if value is not None else f"places without the label {need.spread}"
-            words.append(f"{crowd or 'no'} other replicas in {where}")
-        words.append(f"{others} other replicas of the model there" if others else "no other replica of the model there")
+            words.append(f"{crowd or 'no'} other replica{'s' if crowd != 1 else ''} in {where}")
+        words.append(
+            f"{others} other replica{'s' if others > 1 else ''} of the model there"
+            if others
+            else "no other replica of the model there"
+        )
         if need.took:
             words.append(took(need))
         if need.resources.gpus:
             left = sum(not u.holder and not u.broken for u in room.units) - need.resources.gpus
-            words.append(f"{left} GPUs left")
+            words.append(f"{left} GPU{'s' if left != 1 else ''} left")
         elif need.resources.cpu_threads:
-            words.append(f"{room.threads_free - need.resources.cpu_threads} CPU threads left")
+            left = room.threads_free - need.resources.cpu_threads
+            words.append(f"{left} CPU thread{'s' if left != 1 else ''} left")
         return ", ".join(words)
 
     def _count(self, shard: Shard, by: int) -> None:

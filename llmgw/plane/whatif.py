@@ -26,6 +26,9 @@ from llmgw.wire.facts import ModelName, NodeId, PortLoad, ReplicaId, ShardState
 #: Rounds that are followed at most; a rolling change of a hundred replicas takes about five each.
 ROUNDS = 1_000
 
+#: Nodes that are named where a replica finds no other place.
+REASONS = 3
+
 #: A port of a node: the node, the device, its number.
 PortName = tuple[NodeId, str, int]
 
@@ -73,7 +76,8 @@ Supposition = DrainNode | LoseNode | LoseFabric | ApplyModels
 class Fate:
     """What becomes of one replica: "stays", "restarts", "moves", "replaced" (by `by`), "starts", "stops", "unplaced".
 
-    `before` and `after` are its nodes by rank, `at` the seconds until the first step of it.
+    `before` and `after` are its nodes by rank, `at` the seconds until the first step of it. One that "stays" has a
+    `why` where it was to leave and cannot.
     """
 
     model: ModelName
@@ -222,6 +226,8 @@ def _fates(before: World, course: Course) -> tuple[Fate, ...]:
                 fate = attrs.evolve(fate, what="moves", after=nodes, at=at[0], why=at[1])
             elif now_is[0].generation != old[id][0].generation:
                 fate = attrs.evolve(fate, what="restarts", at=at[0], why=at[1])
+            else:
+                fate = attrs.evolve(fate, why=_stuck(now_is, course))
         found.append(fate)
     for model, heirs in starts.items():
         for id in heirs:
@@ -229,6 +235,18 @@ def _fates(before: World, course: Course) -> tuple[Fate, ...]:
             nodes = tuple(shard.node for shard in new[id])
             found.append(Fate(model, id, "starts", (), nodes, at=first[0], why=first[1]))
     return tuple(sorted(found, key=lambda fate: (fate.model, _order(fate.replica))))
+
+
+def _stuck(shards: tuple[Shard, ...], course: Course) -> str:
+    """Why a replica stays on a node that is to be empty; "" for one that may stay."""
+    leaving = [shard.node for shard in shards if course.world.nodes[shard.node].draining]
+    held = course.unplaced.get(shards[0].model)
+    if not leaving or held is None:
+        return ""
+    said = [reason.text for reason in held.reasons if reason.node not in leaving and reason.text]
+    more = f", and {len(said) - REASONS} more" if len(said) > REASONS else ""
+    there = f": {'; '.join(said[:REASONS])}{more}" if said else ""
+    return f"{', '.join(leaving)} is not emptied: there is no room for its replacement{there}"
 
 
 def _replicas(world: World) -> dict[ReplicaId, tuple[Shard, ...]]:

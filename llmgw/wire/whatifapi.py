@@ -15,6 +15,7 @@ class FateView(Struct, frozen=True, kw_only=True):
     """What becomes of one replica; `before` and `after` are its nodes by rank.
 
     `what`: "stays", "restarts", "moves", "replaced" (by the replica `by`), "starts", "stops", or "unplaced".
+    One that "stays" has a `why` where it was to leave a node that is drained, and there is no room for it elsewhere.
     """
 
     model: str = ""

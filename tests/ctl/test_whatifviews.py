@@ -69,6 +69,14 @@ def test_what_is_not_the_whole_truth_says_so() -> None:
     assert "and 7 more" in text
 
 
+def test_a_replica_that_cannot_leave_a_drained_node_is_not_one_of_those_that_stay() -> None:
+    stuck = FateView(model="a", replica="a-0", what="stays", before=("n9",), after=("n9",), why="n9 is not emptied")
+    text = said(WhatIfReply(text="n9 is drained", replicas=(stuck, FateView(replica="a-1", what="stays"))))
+    assert "If n9 is drained: 1 cannot leave, 1 stays." in text
+    assert "n9 is not emptied" in text
+    assert "a-1" not in text
+
+
 def test_a_change_that_touches_nothing_says_so_in_a_line() -> None:
     still = WhatIfReply(text="n9 is drained", replicas=(FateView(replica="a-0", what="stays"),))
     assert said(still).strip() == "If n9 is drained: nothing happens to any replica."

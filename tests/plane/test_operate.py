@@ -142,7 +142,7 @@ def test_wanting_says_what_came_went_and_changed() -> None:
     here, events = operate.want(here, after, CLOCK)
     assert [e.text for e in events] == [
         "a: replicas 1 -> 3, profile revision 1 -> 2 (resources cpu_threads 1 -> 2)",
-        "c: 1 replicas are wanted",
+        "c: 1 replica is wanted",
         "b is wanted no more",
     ]
     assert operate.want(here, after, CLOCK) == (here, ())

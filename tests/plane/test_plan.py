@@ -374,7 +374,7 @@ def test_a_fleet_that_is_too_small_places_what_fits_and_says_what_is_missing() -
     entry = found.unplaced[TINY]
     assert (found.steps, entry.wanted, entry.placed) == ((), 5, 2)
     assert [(r.check, r.value, r.needed) for r in entry.reasons] == [("cpu-threads", "0 of 2 free", "1")]
-    assert entry.smallest_change == "free CPU threads on n1, or ask for fewer than 1: 0 of 2 free"
+    assert entry.smallest_change == "free CPU threads on n1: 0 of 2 free"
     assert found.look_again is not None
 
 

@@ -358,6 +358,15 @@ def test_a_drained_nodes_replicas_are_replaced_before_they_go_and_nobody_is_with
     assert (found.gaps, found.short, found.restless, found.complete) == ((), (), False, True)
 
 
+def test_a_replica_that_finds_no_other_place_stays_on_a_drained_node_and_says_so() -> None:
+    found = told([register("n1", threads=1), register("n2", threads=1)], toml("a", 2, threads=1),
+                 DrainNode(NodeId("n1")))  # fmt: skip
+    assert [(f.replica, f.what, f.after) for f in found.fates] == [("a-0", "stays", ("n1",)), ("a-1", "stays", ("n2",))]
+    stuck, free = found.fates
+    assert stuck.why.startswith("n1 is not emptied: there is no room for its replacement: n2: has 0 of 1")
+    assert free.why == ""
+
+
 def test_a_lost_node_is_without_its_replica_until_silence_is_believed() -> None:
     found = told(
         [register("n1", threads=1), register("n2", threads=1)], toml("a", 1, threads=1), LoseNode(NodeId("n1"))

@@ -17,6 +17,7 @@ import trio
 from msgspec import structs
 
 from llmgw.cell import Cell
+from llmgw.errors import LlmgwError
 from llmgw.node.answers import Answers, Say
 from llmgw.node.engines import source_of
 from llmgw.node.engines.contents import read_contents
@@ -28,9 +29,10 @@ from llmgw.node.weights.lock import locked
 from llmgw.node.weights.manifest import Manifests
 from llmgw.node.weights.pace import Pace
 from llmgw.node.weights.peers import Peers
-from llmgw.node.weights.source import HubSource, parse, pinned
+from llmgw.node.weights.source import parse
 from llmgw.node.weights.transfer import Patience
 from llmgw.node.weights.whence import Whence
+from llmgw.sources import HubSource, pinned
 from llmgw.wire.agent import Working
 from llmgw.wire.control import (
     FetchWeights,
@@ -159,7 +161,7 @@ class Cache:
                     await self._refresh(order.source, order.bytes_per_second)
                 await self.bring(order.source, lambda progress: None, order.bytes_per_second)
                 log.info("weights are there ahead of need", source=order.source)
-        except FetchFailed as error:
+        except (LlmgwError, OSError) as error:  # a full disk, a folder that went away: this order's trouble alone
             log.warning("weights could not be fetched ahead", source=order.source, error=str(error))
 
     async def _refresh(self, source: str, bytes_per_second: int | None) -> None:

@@ -21,10 +21,11 @@ from llmgw.node.weights.listing import Listing, anybody
 from llmgw.node.weights.lock import Note, locked
 from llmgw.node.weights.manifest import File, Manifest, Manifests
 from llmgw.node.weights.peers import Held, Peers
-from llmgw.node.weights.source import HubSource, WebSource, parse
+from llmgw.node.weights.source import parse
 from llmgw.node.weights.transfer import Gone, Patience, Way, bring
 from llmgw.node.weights.verify import verified
 from llmgw.node.weights.whence import Whence
+from llmgw.sources import HubSource, WebSource
 
 log = structlog.get_logger(__name__)
 

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from llmgw.node.weights.choose import chosen, entry_of
 from llmgw.node.weights.errors import FetchFailed, Unreachable
 from llmgw.node.weights.manifest import File, Manifest
-from llmgw.node.weights.source import HubSource, safe
 from llmgw.node.weights.transfer import retry_after
+from llmgw.sources import HubSource, safe
 
 _WITHIN = 30.0
 

@@ -13,8 +13,8 @@ from llmgw.node.weights import hub
 from llmgw.node.weights.errors import FetchFailed, Unreachable
 from llmgw.node.weights.manifest import File, Manifest, unchecked
 from llmgw.node.weights.peers import Held
-from llmgw.node.weights.source import HubSource, WebSource
 from llmgw.node.weights.transfer import Again, Patience, patiently, retry_after
+from llmgw.sources import HubSource, WebSource
 
 log = structlog.get_logger(__name__)
 

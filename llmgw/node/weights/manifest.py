@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from llmgw.files import write_whole
-from llmgw.node.weights.source import key, safe
+from llmgw.sources import key, safe
 
 
 class File(Struct, frozen=True, kw_only=True, omit_defaults=True):

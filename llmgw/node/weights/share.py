@@ -40,8 +40,9 @@ from llmgw.node.weights.manifest import Manifest, Manifests
 from llmgw.node.weights.pace import Pace
 from llmgw.node.weights.revoked import Revocations
 from llmgw.node.weights.sharing import Orders, announced
-from llmgw.node.weights.source import parse, pinned, safe
+from llmgw.node.weights.source import parse
 from llmgw.pki import Peer, Role
+from llmgw.sources import pinned, safe
 from llmgw.tls import ServerTls, explain, peer_of
 from llmgw.tlsstream import TlsStream
 

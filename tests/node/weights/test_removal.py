@@ -129,7 +129,7 @@ async def test_a_manifest_that_somebody_wrote_leads_nowhere(tmp_path: Path) -> N
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "x").write_text("mine")
-    from llmgw.node.weights.source import key
+    from llmgw.sources import key
 
     for folder in ("../victim", ".llmgw", "..", "a/b"):
         manifest = tmp_path / "cache" / ".llmgw" / "manifests" / f"{key('s')}.json"

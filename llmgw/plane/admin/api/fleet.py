@@ -91,12 +91,13 @@ def blueprint(admin: Admin) -> Blueprint:
     @part.post("/apply")
     async def apply() -> Response:
         data = await request.get_data()
+        name = request.args.get("name", "") or "models.toml"
         try:
             text = data.decode() if isinstance(data, bytes) else data
         except UnicodeDecodeError as error:
-            raise BadInput(f"models.toml is not UTF-8 text (byte {error.start})") from None
+            raise BadInput(f"{name} is not UTF-8 text (byte {error.start})") from None
         dry_run = flag("dry_run")
-        applied = await fleet.apply(text, dry_run=dry_run)
+        applied = await fleet.apply(text, dry_run=dry_run, name=name)
         return answer(
             ApplyReply(
                 dry_run=dry_run,

@@ -15,6 +15,7 @@ from llmgw.plane import whence
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
 from llmgw.plane.world import Node, World
+from llmgw.sources import is_path, parse
 from llmgw.wire.agent import REFRESH
 from llmgw.wire.api import DoneReply
 from llmgw.wire.control import FetchWeights, RemoveWeightsRequest, WeightsRequest
@@ -100,6 +101,8 @@ def blueprint(admin: Admin) -> Blueprint:
             raise TooOld(f"{', '.join(old)}: too old for {REFRESH}", remedy="upgrade the agent there, or name others")
         model = world().models.get(ModelName(order.source))
         source = model.profile.source if model is not None else order.source
+        if not is_path(source):
+            parse(source)
         fetch = FetchWeights(source=source, bytes_per_second=order.bytes_per_second, refresh=order.refresh)
         for id, directed in whence.directed(world(), [(node.id, fetch) for node in nodes]):
             admin.hub.tell(id, directed)

@@ -49,7 +49,10 @@ def blueprint(admin: Admin) -> Blueprint:
                 fabrics = admin.fabrics.fabrics if admin.fabrics is not None else None
                 supposed, text = whatifview.lost(world, fabrics, order.name)
             case "apply":
-                supposed, text = ApplyModels(models_of(order.models)), "this file is applied"
+                supposed, text = (
+                    ApplyModels(models_of(order.models, order.name or "models.toml")),
+                    "this file is applied",
+                )
             case _:
                 raise BadInput(f"there is no what-if {order.kind!r}", remedy=f"use one of {', '.join(KINDS)}")
 
