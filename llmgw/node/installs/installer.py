@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from llmgw.errors import Failed, LlmgwError
+from llmgw.errors import Conflict, Failed, LlmgwError
 from llmgw.log import redact
 from llmgw.node.engines import Engine
 from llmgw.node.engines.causes import Ended
@@ -91,9 +91,27 @@ async def install(
     `version` is as it was asked for, "" for any: then the folder is called after what came.
     """
     shelf = means.shelf
-    partial = shelf.partial(engine.name, version)
     try:
         await trio.to_thread.run_sync(shelf.make)
+        with shelf.alone():
+            return await _made_alone(engine, version, source, means, output, say)
+    except LlmgwError as error:
+        if isinstance(error, InstallFailed):
+            raise
+        kind = "busy" if isinstance(error, Conflict) else "failed"
+        raise InstallFailed(kind, error.what, remedy=error.remedy) from None
+    except OSError as error:
+        raise InstallFailed(
+            "disk", f"{error.filename or shelf.root}: {error.strerror or error}", remedy="check the disk"
+        ) from None
+
+
+async def _made_alone(
+    engine: Engine, version: str, source: Source, means: Means, output: Path, say: Callable[[str], None]
+) -> Kept:
+    shelf = means.shelf
+    partial = shelf.partial(engine.name, version)
+    try:
         await trio.to_thread.run_sync(shelf.discard, partial)
         await trio.to_thread.run_sync(_room, shelf, source.disk_bytes, means.reserve)
         with output.open("ab") as file, trio.move_on_after(means.within) as scope:
@@ -105,14 +123,6 @@ async def install(
         raise InstallFailed(
             "too-slow", f"it took longer than {means.within:.0f} s", remedy="see installs.within, and the log"
         )
-    except LlmgwError as error:
-        if isinstance(error, InstallFailed):
-            raise
-        raise InstallFailed("failed", error.what, remedy=error.remedy) from None
-    except OSError as error:
-        raise InstallFailed(
-            "disk", f"{error.filename or shelf.root}: {error.strerror or error}", remedy="check the disk"
-        ) from None
     finally:
         # Not awaited for when cancelled: a folder of gigabytes takes seconds to go, and a later look finishes it.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 30.0):

@@ -164,8 +164,11 @@ class Keeper:
     async def run(self) -> None:
         """Install what is wanted and remove what is not, for ever."""
         shelf = self._means.shelf
-        for name in await trio.to_thread.run_sync(shelf.sweep):
-            log.info("an unfinished installation was removed", folder=name)
+        try:
+            for name in await trio.to_thread.run_sync(shelf.sweep):
+                log.info("an unfinished installation was removed", folder=name)
+        except LlmgwError as error:
+            log.warning("unfinished installations stay", why=str(error))
         while True:
             self._woken = trio.Event()
             key = await self._next()

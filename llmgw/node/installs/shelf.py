@@ -12,7 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -20,13 +20,13 @@ import msgspec
 from msgspec import Struct
 
 from llmgw.errors import LlmgwError
-from llmgw.files import make_directory, write_whole
+from llmgw.files import alone, make_directory, write_whole
 from llmgw.node.engines.places import Whereabouts
 from llmgw.node.installs.packages import KINDS, canonical, file_name
 
 RECORD = "llmgw-install.json"
 PARTIAL, REMOVING = ".partial", ".removing"
-_CACHE = ".cache"
+_CACHE, _LOCK = ".cache", ".lock"
 #: Of a script that pip or uv wrote, so much is looked at: they are a few hundred bytes.
 _MOST_SCRIPT = 1 << 20
 #: Seconds between two notes that an engine is in use.
@@ -87,6 +87,15 @@ class Shelf:
         """Raises LlmgwError."""
         make_directory(self.root, 0o755)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the block runs no other agent that was given the same folder makes or removes anything in it.
+
+        Raises Conflict that names who does, LlmgwError where the folder cannot be written.
+        """
+        with alone(self.root / _LOCK, "another agent that installs engines"):
+            yield
+
     @property
     def cache(self) -> Path:
         """Where installers keep what they downloaded, for another try."""
@@ -145,10 +154,12 @@ class Shelf:
     # --- what goes -----------------------------------------------------------------------------------------
 
     def sweep(self) -> tuple[str, ...]:
-        """Remove what an earlier agent left half-made or half-removed; the names of it."""
+        """Remove what an earlier agent left half-made or half-removed; the names of it. Raises as `alone` does."""
         gone = [path.name for path in self._folders() if path.name.endswith((PARTIAL, REMOVING))]
-        for name in gone:
-            self.discard(self.root / name)
+        if gone:
+            with self.alone():
+                for name in gone:
+                    self.discard(self.root / name)
         return tuple(gone)
 
     def discard(self, path: Path) -> None:
@@ -167,13 +178,19 @@ class Shelf:
         if folder.parent != self.root or folder.is_symlink():
             return f"{folder} is not a folder of this agent's"
         try:
-            self._away(folder)
+            with self.alone():
+                self._away(folder)
         except OSError as error:
             return f"{error.filename or folder}: {error.strerror or error}"
+        except LlmgwError as error:
+            return error.what
         return ""
 
     def forget_downloads(self) -> None:
-        self.discard(self.cache)
+        """What installers downloaded goes, unless another agent is using it."""
+        if self.cache.is_dir():
+            with suppress(LlmgwError), self.alone():
+                self.discard(self.cache)
 
     def _away(self, folder: Path) -> None:
         # Renamed first: a removal that is cut short must not leave half of an engine that looks whole.

@@ -164,6 +164,22 @@ async def test_uv_installs_where_there_is_one_and_its_failures_have_causes_too(s
         assert "there is no build of it for this platform" in await agent.failed("vllm")
 
 
+async def test_two_agents_with_one_folder_of_engines_take_turns(site: Site) -> None:
+    llama(site.wheels, "0.10068.0")
+    half = site.shelf.partial("llamacpp", "0.10068.0")
+    half.mkdir(parents=True)
+    with site.shelf.alone():
+        async with running(site) as agent:
+            agent.want(("llamacpp", "0.10068.0"))
+            assert f"another agent that installs engines is running in {site.shelf.root}" in await agent.failed(
+                "llamacpp"
+            )
+            assert left(site) == [half.name]  # the other one's
+    async with running(site) as agent:
+        agent.want(("llamacpp", "0.10068.0"))
+        await agent.installed_as("llamacpp", "0.10068.0")
+
+
 async def test_its_log_is_a_source_of_the_nodes_logs(site: Site) -> None:
     site.more = {"installer": "pip"}
     llama(site.wheels, "0.10068.0")

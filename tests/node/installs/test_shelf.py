@@ -70,7 +70,7 @@ def test_what_is_half_made_or_half_removed_is_swept_and_nothing_else(tmp_path: P
     for name in ("vllm-2.partial", "vllm-3.removing", "mine"):
         (tmp_path / name / "deep").mkdir(parents=True)
     assert shelf.sweep() == ("vllm-2.partial", "vllm-3.removing")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "vllm-1.0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "mine", "vllm-1.0"]
 
 
 def test_only_what_stands_in_the_folder_itself_is_discarded(tmp_path: Path) -> None:
