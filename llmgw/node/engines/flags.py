@@ -59,6 +59,13 @@ def conflicts(args: Sequence[str], ours: Mapping[str, str]) -> Iterator[Objectio
             yield Objection("bad-argument", f"{name} cannot be given in the profile's arguments", ours[name])
 
 
+def taken(env: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[Objection]:
+    """The same of variables in the profile's `env`: `ours` says for each name what to do instead."""
+    for name in env:
+        if name in ours:
+            yield Objection("bad-argument", f"{name} cannot be set in the profile's env", ours[name])
+
+
 def _number(word: str) -> bool:
     try:
         float(word)

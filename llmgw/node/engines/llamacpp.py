@@ -23,7 +23,7 @@ from llmgw.node.engines import Asking, Command, Listens, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, memory
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given, value, whole
+from llmgw.node.engines.flags import conflicts, given, taken, value, whole
 from llmgw.node.engines.known import LLAMACPP
 from llmgw.node.engines.shape import portless
 from llmgw.node.engines.wires import rpc_peers
@@ -62,6 +62,9 @@ _OURS = {
         "it makes the engine print and leave",
     ),
 }
+#: Most options have a variable beside them, which counts where the option is not given.
+_VARIABLES = {"LLAMA_ARG_" + name[2:].replace("-", "_").upper(): why for name, why in _OURS.items() if name[:2] == "--"}
+_VARIABLES["LLAMA_API_KEY"] = _OURS["--api-key"]
 _THREADS = ("-t", "--threads")
 _CONTEXT = ("-c", "--ctx-size")
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
@@ -108,7 +111,7 @@ class LlamaCpp:
         return tuple(self._objections(spec, facts, contents))
 
     def _objections(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> list[Objection]:
-        found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS)]
+        found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS), *taken(spec.env, _VARIABLES)]
         if spec.resources.cpu_threads and given(spec.args, *_THREADS):
             found += conflicts(spec.args, dict.fromkeys(_THREADS, "the profile's cpu_threads say it"))
         if spec.context is not None and given(spec.args, *_CONTEXT):

@@ -12,7 +12,7 @@ from llmgw.node.engines import Asking, Command, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given
+from llmgw.node.engines.flags import conflicts, given, taken
 from llmgw.node.engines.known import VLLM
 from llmgw.node.engines.shape import Sizes, misfits, portless
 from llmgw.node.engines.wires import NCCL_TELLS
@@ -50,6 +50,7 @@ _OURS = {
     **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"), "the gateway speaks plain HTTP to engines"),
     **dict.fromkeys(("-h", "--help", "--version", "-v"), "it makes the engine print and leave"),
 }
+_VARIABLES = {"VLLM_API_KEY": _OURS["--api-key"]}
 _TENSOR = ("--tensor-parallel-size", "-tp")
 _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _DATA = ("--data-parallel-size", "-dp")
@@ -77,7 +78,7 @@ class Vllm:
         return tuple(self._objections(spec, facts, contents))
 
     def _objections(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> list[Objection]:
-        found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS)]
+        found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS), *taken(spec.env, _VARIABLES)]
         if spec.context is not None and given(spec.args, *_CONTEXT):
             found += conflicts(spec.args, dict.fromkeys(_CONTEXT, "the profile's context says it"))
         if given(spec.args, *_EXECUTOR) and len(spec.peers) > 1:

@@ -126,6 +126,7 @@ def test_an_absent_peer_is_found_before_the_server_would_leave_it_out_without_a_
         (codes("--port", "1"), ["bad-argument"]),
         (codes("-hf", "org/m"), ["bad-argument"]),
         (codes("--models-dir", "/m"), ["bad-argument"]),
+        (codes(env={"LLAMA_API_KEY": "s", "LLAMA_ARG_RPC": "x", "LLAMA_ARG_N_PARALLEL": "2"}), ["bad-argument"] * 2),
         (codes("--alias", "x", "--host", "y"), ["bad-argument", "bad-argument"]),
         (codes("-t", "2", threads=2), ["bad-argument"]),
         (codes("-t", "2"), []),
