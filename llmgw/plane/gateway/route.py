@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmgw.plane.gang import mates, size
-from llmgw.plane.world import Shard, Stage, Want, World, seen
+from llmgw.plane.world import Shard, Stage, Unplaced, Want, World, seen
 from llmgw.wire.facts import ShardState
 
 
@@ -188,8 +188,10 @@ def _hindering(world: World, leader: Shard) -> Shard:
 
 
 def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRoute:
-    if placed:
-        nearest = (_hindering(world, leader) for leader in placed)
+    there = [leader for leader in placed if not _gone(world, leader)]
+    unplaced = next((entry for key, entry in world.unplaced.items() if key == name), None)
+    if there or (placed and unplaced is None):
+        nearest = (_hindering(world, leader) for leader in there or placed)
         shard = max(nearest, key=lambda shard: _NEARNESS.get(shard.state, 0))
         reason = f"replica {shard.replica} on {shard.node} is {shard.state.value}"
         if size(shard) > 1:
@@ -208,15 +210,32 @@ def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRout
     model = next((model for key, model in world.models.items() if key == name), None)
     if model is not None and model.replicas == 0:
         return ModelRoute(state=ModelState.UNPLACED, reason="it is scaled to zero replicas")
-    unplaced = next((entry for key, entry in world.unplaced.items() if key == name), None)
     if unplaced is None:
         if model is not None and model.idle:
             return ModelRoute(state=ModelState.STARTING, reason=UNLOADED)
         return ModelRoute(state=ModelState.STARTING, reason="it is about to be placed")
+    if _may_return(world, unplaced):
+        return ModelRoute(
+            state=ModelState.STARTING, reason="a node that may take it has not been heard of, and may return"
+        )
     # Names of nodes are for operators: `ctl why` tells them all. A client learns the kinds of check that failed.
     checks = sorted({reason.check for reason in unplaced.reasons if reason.check})
     why = f"no node fits ({', '.join(checks)})" if checks else "no node fits"
     return ModelRoute(state=ModelState.UNPLACED, reason=why)
+
+
+def _gone(world: World, leader: Shard) -> bool:
+    """Whether a replica is where nothing runs it any more: a node of it is lost, or not known."""
+    nodes = (world.nodes.get(member.node) for member in (leader, *mates(world, leader)))
+    return any(node is None or node.stage is Stage.LOST for node in nodes)
+
+
+def _may_return(world: World, unplaced: Unplaced) -> bool:
+    """Whether only silence keeps a node from taking it, by what is known, and it is not lost: it may be back soon."""
+    silent = {reason.node for reason in unplaced.reasons if reason.check in ("inventory", "stage")}
+    silent -= {reason.node for reason in unplaced.reasons if reason.check not in ("inventory", "stage")}
+    nodes = (world.nodes.get(id) for id in silent)
+    return any(node is not None and node.stage in (Stage.EXPECTED, Stage.UNREACHABLE) for node in nodes)
 
 
 #: How near to ready a shard is: a client is told of the nearest one.

@@ -130,6 +130,33 @@ def test_a_model_that_fits_nowhere_is_unplaced_and_names_the_checks() -> None:
     assert route == ModelRoute(state=ModelState.UNPLACED, reason="no node fits (gpus)")
 
 
+@pytest.mark.parametrize(
+    ("stage", "state"),
+    [
+        (Stage.EXPECTED, ModelState.STARTING),
+        (Stage.UNREACHABLE, ModelState.STARTING),
+        (Stage.LOST, ModelState.UNPLACED),
+        (Stage.READY, ModelState.UNPLACED),
+    ],
+)
+def test_waiting_helps_while_a_silent_node_that_would_take_it_may_return(stage: Stage, state: ModelState) -> None:
+    check = "inventory" if stage is Stage.EXPECTED else "stage"
+    reasons = (Reason(NodeId("n1"), check, "", ""), Reason(NodeId("n2"), "gpus", "4", "8"))
+    here = world(nodes=(node("n1", stage), node("n2")), unplaced=Map({TINY: Unplaced(TINY, 1, 0, reasons)}))
+    assert tiny(here).state is state
+    also = (*reasons, Reason(NodeId("n1"), "labels", "", ""))
+    assert tiny(attrs.evolve(here, unplaced=Map({TINY: Unplaced(TINY, 1, 0, also)}))).state is ModelState.UNPLACED
+
+
+@pytest.mark.parametrize("stage", [Stage.EXPECTED, Stage.UNREACHABLE, Stage.LOST])
+def test_a_replica_whose_node_is_silent_is_on_its_way_until_the_node_is_lost(stage: Stage) -> None:
+    reasons = (Reason(NodeId("n1"), "stage", stage.value, "ready"),)
+    silent = world(shard(state=None), nodes=(node("n1", stage),), unplaced=Map({TINY: Unplaced(TINY, 1, 0, reasons)}))
+    assert tiny(silent).state is (ModelState.UNPLACED if stage is Stage.LOST else ModelState.STARTING)
+    moved_in_a_moment = attrs.evolve(silent, unplaced=Map())
+    assert tiny(moved_in_a_moment).state is ModelState.STARTING
+
+
 def test_a_model_scaled_to_zero_is_unplaced() -> None:
     model = Model(name=TINY, profile=Profile(engine="llamacpp", source="x"), replicas=0)
     assert tiny(world(models=Map({TINY: model}))).state is ModelState.UNPLACED
