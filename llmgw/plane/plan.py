@@ -13,15 +13,16 @@ worst first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 from immutables import Map
 
 from llmgw.plane import idle, rollout
 from llmgw.plane.attempts import EVERYWHERE
-from llmgw.plane.checks import Need
+from llmgw.plane.checks import Need, installed
 from llmgw.plane.gang import Replica, ended, order, replicas
+from llmgw.plane.members import Choice
 from llmgw.plane.round import Round
 from llmgw.plane.steps import Plan, Step, enact
 from llmgw.plane.why import nearest, smallest
@@ -130,16 +131,19 @@ class _Planner(Round):
         kept = [r for r in outdated if paused and rollout.of_revision(model, r.revision) is not None]
         for replica in kept:
             self._again(rollout.of_revision(model, replica.revision) or model, replica, wanted)
+        silent = [r for r in (*draining, *outdated) if r not in kept and self.unheard(r)]
         for replica in (*draining, *outdated):
-            if not replica.ready and replica not in kept:
+            if not replica.ready and replica not in kept and replica not in silent:
                 self.leave(replica, self._why_leaving(replica, model))
-        serving = [r for r in (*draining, *outdated) if r.ready or r in kept]
+        serving = [r for r in (*draining, *outdated) if r.ready or r in kept or r in silent]
         ready = sum(r.ready for r in staying)
-        surplus = max(0, ready + sum(r.ready for r in serving) - wanted)
-        going = [r for r in serving if r.ready][:surplus]
+        surplus = ready + sum(r.ready for r in serving) - wanted
+        going = [r for r in serving if r.ready][: max(0, surplus)]
         if paused:
             dispensable = sorted((r for r in serving if r in kept), key=lambda r: (r.ready, order(r)))
             going = [r for r in going if r not in kept] + dispensable[: max(0, len(serving) - wanted)]
+        if surplus >= 0:
+            going += silent  # enough serve without those that a plane which has just started has yet to hear of
         for replica in going:
             self.leave(replica, self._why_leaving(replica, model))
         serving = [r for r in serving if r not in going]
@@ -160,25 +164,41 @@ class _Planner(Round):
         """The next part of a rolling change: replicas of the new profile more, or one of the old less to make room.
 
         So many may be on their way at once as the surge says, so a profile that does not start stops it. Where there
-        is no room beside the old ones, or none is wanted there, one goes when all the others are ready.
+        is no room beside the old ones, or none is wanted there, one goes when all the others are ready, and when the
+        engine is installed where the new one will be: that takes minutes, in which the old one serves.
         """
         if not older or missing <= 0:
             return
         unready += self._place(model, min(missing, model.surge - unready))
         if unready or (model.surge and model.name in self.leaving):
             return  # what leaves makes room in a moment, and as many serve as are wanted
+        if any(self.unheard(replica) for replica in older):
+            return  # whether it serves is known when its node returns or is lost
+        need, waits = Need.of(model), False
         for replica in older:
-            if not any(self._cordoned(node) for node in replica.nodes) and self._follows(model, replica):
+            if any(self._cordoned(node) for node in replica.nodes):
+                continue
+            if waits and not self._installed(replica.nodes, need):
+                continue  # as another one does
+            choice = self._following(model, replica)
+            if choice is None:
+                continue
+            if self._installed(choice.nodes, attrs.evolve(need, version=choice.version or need.version)):
                 self.leave(replica, f"room is needed for revision {model.revision} of its profile")
                 return
-        self._unplaced(model, wanted, wanted - 1)
+            waits = True
+        if not waits:
+            self._unplaced(model, wanted, wanted - 1)
 
-    def _follows(self, model: Model, replica: Replica) -> bool:
-        """Whether a replica as the model is now would have room once this one is gone."""
-        if self.places.here(replica, model) is not None:
-            return True
+    def _following(self, model: Model, replica: Replica) -> Choice | None:
+        """Where a replica as the model is now has room once this one is gone."""
+        if (here := self.places.here(replica, model)) is not None:
+            return here
         several = replica.gang or model.profile.nodes > 1
-        return several and self.places.instead(replica, model) is not None
+        return self.places.instead(replica, model) if several else self.places.choose(model)
+
+    def _installed(self, nodes: Iterable[NodeId], need: Need) -> bool:
+        return all(installed(self.world.nodes[node], need) for node in nodes)
 
     def _cordoned(self, node: NodeId) -> bool:
         known = self.world.nodes.get(node)

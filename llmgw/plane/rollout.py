@@ -1,7 +1,8 @@
 """How a change of a model's profile goes through its replicas: revisions, how far it is, and when it pauses.
 
 Pure. A rollout needs no record of its own: it is under way while replicas of another revision are wanted to run, and it
-is paused while a replica of the new revision has failed several times in a row. plan.py makes the steps.
+is paused while a replica of the new revision has failed several times in a row, or its engine cannot be installed.
+plan.py makes the steps.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import attrs
 from msgspec.structs import replace
 
 from llmgw.errors import Conflict, NotFound
+from llmgw.plane.checks import Need, engine_missing, installed
 from llmgw.plane.event import Event
 from llmgw.plane.gang import Replica, replicas
 from llmgw.plane.world import DEFAULT, Model, Profile, Revision, Settings, Want, World
-from llmgw.wire.facts import ModelName
+from llmgw.wire.facts import ModelName, NodeId
 
 #: Profiles that are kept of a model's past.
 KEPT = 5
@@ -94,7 +96,8 @@ class Rollout:
     """A change of a model's profile that is under way.
 
     `updated` replicas are placed with the new `revision` and `ready` of them serve, of `total` that are wanted;
-    `outdated` ones of another revision still run. `why` says what pauses it, "" while it goes on.
+    `outdated` ones of another revision still run. `why` says what pauses it, "" while it goes on; `waits` for what
+    the next part waits, which comes by itself.
     """
 
     revision: int
@@ -103,6 +106,7 @@ class Rollout:
     total: int
     outdated: int
     why: str = ""
+    waits: str = ""
 
     @property
     def paused(self) -> bool:
@@ -110,32 +114,63 @@ class Rollout:
 
     def __str__(self) -> str:
         far = f"{self.ready} of {self.total} replicas have revision {self.revision}"
+        if self.waits:
+            far += f", waiting for {self.waits}"
         return f"paused: {self.why}; {far}" if self.why else far
 
 
 def rollout_of(world: World, model: Model, settings: Settings = DEFAULT) -> Rollout | None:
     """The rollout of a model that is under way; None when no replica of another revision is wanted to run."""
     mine = replicas(shard for shard in world.shards.values() if shard.model == model.name)
-    return of_replicas(model, mine, settings)
-
-
-def of_replicas(model: Model, mine: Iterable[Replica], settings: Settings = DEFAULT) -> Rollout | None:
-    """The same, of the model's replicas."""
-    found = _standing(model, mine, settings)
+    found = _standing(world, model, mine, settings)
     return found if found.outdated else None
 
 
-def _standing(model: Model, mine: Iterable[Replica], settings: Settings) -> Rollout:
+def _standing(world: World, model: Model, mine: Iterable[Replica], settings: Settings) -> Rollout:
     running = [replica for replica in mine if replica.runs]
     updated = [replica for replica in running if replica.revision == model.revision]
+    outdated = [replica for replica in running if replica.revision != model.revision]
+    why, waits = paused(updated, settings), ""
+    if not why and all(replica.ready for replica in updated):
+        why, waits = _installs(world, model, outdated)
     return Rollout(
         revision=model.revision,
         updated=len(updated),
         ready=sum(replica.ready for replica in updated),
         total=model.replicas,
-        outdated=len(running) - len(updated),
-        why=paused(updated, settings),
+        outdated=len(outdated),
+        why=why,
+        waits=waits,
     )
+
+
+def _installs(world: World, model: Model, outdated: Iterable[Replica]) -> tuple[str, str]:
+    """Where the engine of the new profile is not on any node that runs an older one, and nothing is on its way beside
+    them: why it cannot be had there, and where it is being installed."""
+    need, failed, awaited = Need.of(model), dict[NodeId, str](), list[NodeId]()
+    for replica in outdated:
+        lacking = [
+            world.nodes[id] for id in replica.nodes if id in world.nodes and not installed(world.nodes[id], need)
+        ]
+        if not lacking:
+            return "", ""
+        for node in lacking:
+            if node.facts is None:
+                continue
+            if words := engine_missing(node, need.engine, need.version):
+                failed[node.id] = words
+            else:
+                awaited.append(node.id)
+    engine = f"{need.engine} {need.version}".strip()
+    if failed and model.name in world.unplaced:
+        first = min(failed)
+        return f"{engine} cannot be had on {_some(failed)}: {failed[first]}", ""
+    return "", f"{engine} to be installed on {_some(awaited)}" if awaited else ""
+
+
+def _some(nodes: Iterable[NodeId]) -> str:
+    first, *rest = sorted(set(nodes))
+    return f"{first} and {len(rest)} more" if rest else first
 
 
 def paused(updated: Iterable[Replica], settings: Settings) -> str:
@@ -208,6 +243,6 @@ def _under_way(
         mine[replica.model].append(replica)
     for name in sorted(names):
         model = world.models[name]
-        found = _standing(model, mine[name], settings)
+        found = _standing(world, model, mine[name], settings)
         # One that is unloaded while idle is as it should be with none.
         yield name, attrs.evolve(found, total=found.updated) if model.idle else found

@@ -81,7 +81,7 @@ class Round:
         if not here:
             return
         self.leaving.add(replica.model)
-        if replica.ready and len(here) == len(replica.members):
+        if (replica.ready or self.unheard(replica)) and len(here) == len(replica.members):
             self.steps += [Drain(shard.id, why) for shard in here]
             self.look(self.now + drains.of_replica(self.world, here, self.settings))
         else:
@@ -100,6 +100,15 @@ class Round:
             if known is None or known.stage is Stage.LOST:
                 return True
         return False
+
+    def unheard(self, replica: Replica) -> bool:
+        """Whether it may well be serving on a node of which a plane that has just started has not heard a word."""
+        return not replica.broken and any(
+            member.status is None
+            and (node := self.world.nodes.get(member.node)) is not None
+            and node.stage is Stage.EXPECTED
+            for member in replica.members
+        )
 
     def draining(self, *nodes: NodeId) -> bool:
         return any(self.world.nodes[node].draining for node in nodes)

@@ -19,8 +19,9 @@ from llmgw.plane.plan import plan
 from llmgw.plane.rollout import KEPT, Rollout, Rollouts, after_change, of_revision, rolled_back, rollout_of
 from llmgw.plane.store.records import Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Stage, Want, World
+from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import ControlMessage, StartShard
-from llmgw.wire.facts import ModelName, ShardId, ShardState
+from llmgw.wire.facts import EngineInstall, InstallState, ModelName, ShardId, ShardState
 from tests.plane.test_fleet import TINY as APPLIED
 from tests.plane.test_fleet import Agent, Plane, plane
 from tests.plane.test_gang import gang, says
@@ -189,6 +190,126 @@ def test_replicas_of_several_nodes_are_replaced_in_place_where_there_is_no_room(
     here, _, fewest, most = rolled(here)
     assert (fewest, most) == (1, 2)
     assert {s.revision for s in here.shards.values()} == {2}
+
+
+# The engine of the new profile ----------------------------------------------------------------------------
+
+
+def version(node: str, *known: tuple[str, InstallState, str], threads: int = 2) -> Register:
+    """A node that can install llama.cpp and has these versions of it."""
+    installs = tuple(
+        EngineInstall(engine="llamacpp", version=at, state=state, detail=detail) for at, state, detail in known
+    )
+    made = register(node, threads=threads, engine_ports=(20_000, 20_999))
+    return replace(made, installs=installs, installable=("llamacpp",))
+
+
+OLD = ("1", InstallState.INSTALLED, "")
+
+
+def upgraded(here: World, **fields: object) -> World:
+    known = here.models[TINY]
+    changed = after_change(known, replace(known.profile, engine_version="2"), CLOCK)
+    return wanted(here, replace(changed, **fields))
+
+
+def told(here: World, node: str, *known: tuple[str, InstallState, str]) -> World:
+    return hear(here, node, Heartbeat(installs=version(node, *known).installs), 1.0)
+
+
+def test_without_a_surge_nothing_goes_before_the_new_engine_is_installed() -> None:
+    nodes = [version(name, OLD) for name in ("n1", "n2")]
+    here = upgraded(ready(settle(world(*nodes, models=[tiny(2, surge=0)]))[0]))
+    assert plan(here, 1.0).steps == ()
+    assert not plan(here, 1.0).unplaced
+    found = rollout_of(here, here.models[TINY])
+    assert str(found) == "0 of 2 replicas have revision 2, waiting for llamacpp 2 to be installed on n1 and 1 more"
+    here = told(here, "n1", OLD, ("2", InstallState.INSTALLING, "40 %"))
+    assert plan(here, 2.0).steps == ()
+    here = told(here, "n2", OLD, ("2", InstallState.INSTALLED, ""))
+    assert words(plan(here, 3.0).steps)[0] == "drain tiny-1-0"
+    here, *_ = rolled(told(here, "n1", OLD, ("2", InstallState.INSTALLED, "")))
+    assert {s.spec.engine_version for s in here.shards.values()} == {"2"}
+
+
+def test_where_there_is_no_room_nothing_goes_before_the_new_engine_is_installed() -> None:
+    here = ready(settle(world(version("n1", OLD), models=[tiny(1, surge=1, threads=2)]))[0])
+    here = upgraded(here)
+    assert plan(here, 1.0).steps == ()
+    here = told(here, "n1", OLD, ("2", InstallState.INSTALLED, ""))
+    assert words(plan(here, 2.0).steps) == ["drain tiny-0-0"]
+
+
+def test_an_engine_that_cannot_be_installed_pauses_the_rollout_and_says_why() -> None:
+    said = Rollouts()
+    here = ready(settle(world(version("n1", OLD), models=[tiny(1, surge=0)]))[0])
+    said.judge(here, CLOCK)
+    here = told(upgraded(here), "n1", OLD, ("2", InstallState.FAILED, "no space left on device"))
+    found = plan(here, 2.0)
+    assert found.steps == ()
+    here = attrs.evolve(here, unplaced=found.unplaced)
+    far = rollout_of(here, here.models[TINY])
+    assert far is not None
+    assert far.why == "llamacpp 2 cannot be had on n1: failed: no space left on device"
+    assert [event.kind for event in said.judge(here, CLOCK)] == ["rollout-paused"]
+    here = told(here, "n1", OLD, ("2", InstallState.INSTALLED, ""))
+    assert words(plan(here, 3.0).steps)[0] == "drain tiny-0-0"
+
+
+def test_a_replica_of_several_nodes_waits_until_the_engine_is_installed_on_all_of_them() -> None:
+    nodes = [version(name, OLD, threads=1) for name in ("n1", "n2")]
+    one = replace(gang(2), surge=0)
+    here = upgraded(ready(settle(world(*nodes, models=[one]))[0]))
+    assert plan(here, 1.0).steps == ()
+    here = told(here, "n1", OLD, ("2", InstallState.INSTALLED, ""))
+    assert plan(here, 2.0).steps == ()
+    here = told(here, "n2", OLD, ("2", InstallState.INSTALLED, ""))
+    assert words(plan(here, 3.0).steps) == ["drain tiny-0-0", "drain tiny-0-1"]
+
+
+def test_without_a_surge_a_profile_that_fits_on_another_node_moves_there() -> None:
+    nodes = [register("n1", threads=2), register("n2", threads=2, labels={"new": "yes"})]
+    here = ready(settle(world(*nodes, models=[tiny(1, surge=0)]))[0])
+    assert [s.node for s in here.shards.values()] == ["n1"]
+    known = here.models[TINY]
+    here = wanted(here, after_change(known, replace(known.profile, labels={"new": "yes"}), CLOCK))
+    here, *_ = rolled(here)
+    assert [(s.node, s.revision) for s in here.shards.values()] == [("n2", 2)]
+
+
+# After a restart of the plane -----------------------------------------------------------------------------
+
+
+def restarted(here: World) -> World:
+    """As a plane that has just started has it, whose settling is over before a node has returned."""
+    return world_of(Stored().difference(here)[0], 0.0, CLOCK)
+
+
+def test_what_a_plane_that_has_just_started_has_not_heard_of_is_not_stopped_for_having_an_older_profile() -> None:
+    before = newer(served("n1", "n2", of=tiny(2, threads=2)))
+    here = restarted(before)
+    assert plan(here, 1.0).steps == ()
+    back = hear(here, "n1", register("n1", threads=2, shards=[status("tiny-0-0")]), 2.0)
+    assert plan(back, 2.0).steps == ()  # n2 may yet return: one that serves goes only when all the others do
+    back = hear(back, "n2", register("n2", threads=2, shards=[status("tiny-1-0")]), 3.0)
+    assert words(plan(back, 3.0).steps)[0] == "drain tiny-0-0"
+
+
+def test_what_was_not_heard_of_is_drained_when_enough_serve_without_it() -> None:
+    here = restarted(newer(served("n1", "n2", of=tiny(1))))
+    assert [s.node for s in here.shards.values()] == ["n1"]
+    here = hear(here, "n2", register("n2", threads=2), 1.0)
+    here, steps = settle(here, 1.0)
+    assert words(steps) == ["start tiny-1-0 g1 on n2"]
+    here, steps = settle(says(here, "tiny-1-0", ShardState.READY, 2.0), 2.0)
+    assert words(steps) == ["drain tiny-0-0"]
+
+
+def test_a_draining_node_that_has_yet_to_return_keeps_what_it_serves_until_it_is_replaced() -> None:
+    here = restarted(change(served("n1", "n2", of=tiny(1)), "n1", draining=True))
+    assert plan(here, 1.0).steps == ()
+    here, steps = settle(hear(here, "n2", register("n2", threads=2), 1.0), 1.0)
+    assert words(steps) == ["start tiny-1-0 g1 on n2"]
 
 
 # Pausing --------------------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ def _model(
 
 def _far(rollout: Rollout) -> str:
     loading = f", {rollout.updated - rollout.ready} on the way" if rollout.updated > rollout.ready else ""
-    return f"{rollout.ready} of {rollout.total} replicas have revision {rollout.revision}{loading}"
+    waiting = f", waiting for {rollout.waits}" if rollout.waits else ""
+    return f"{rollout.ready} of {rollout.total} replicas have revision {rollout.revision}{loading}{waiting}"
 
 
 def _tally(reasons: Iterable[object]) -> str:
