@@ -10,12 +10,11 @@ import trio
 
 from llmgw.node.engines.environment import PROBE, SHARD, TOKEN, engine_environment
 from llmgw.node.lines import clean
-from llmgw.node.prepare import Failure, Means, Prepared
+from llmgw.node.prepare import LAST_LINES, Failure, Means, Prepared
+from llmgw.node.run import REAP_WITHIN
 from llmgw.wire.control import StartShard
 
 _MOST_OUTPUT = 256 << 10
-_LAST_LINES = 20
-_REAP_SECONDS = 5.0
 
 
 async def rehearse(order: StartShard, prepared: Prepared, means: Means) -> Failure | None:
@@ -48,7 +47,7 @@ async def rehearse(order: StartShard, prepared: Prepared, means: Means) -> Failu
             means.ports.release(order.shard)
     if objection is None:
         return None
-    return Failure(objection.code, objection.text, objection.remedy, lines=tuple(lines[-_LAST_LINES:]))
+    return Failure(objection.code, objection.text, objection.remedy, lines=tuple(lines[-LAST_LINES:]))
 
 
 async def _output(argv: Sequence[str], env: Mapping[str, str], within: float) -> bytes:
@@ -66,7 +65,7 @@ async def _output(argv: Sequence[str], env: Mapping[str, str], within: float) ->
     finally:
         if process.returncode is None:
             process.kill()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _REAP_SECONDS):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + REAP_WITHIN):
             await process.wait()
             await process.stdout.aclose()
     return bytes(output)

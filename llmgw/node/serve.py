@@ -24,15 +24,13 @@ from llmgw.node.engines.environment import engine_environment
 from llmgw.node.engines.wires import Wires
 from llmgw.node.health import TOKEN_AGAIN, Answer, Course, Dead, Line, Patience, judge, unproved
 from llmgw.node.launch import NEVER_STARTED, launch, scope_command
-from llmgw.node.prepare import Failure, Means, Prepared
+from llmgw.node.prepare import LAST_LINES, Failure, Means, Prepared
 from llmgw.node.processes import Handle, Seen
 from llmgw.node.records import Record, argv_hash
 from llmgw.node.runs import RunName
 from llmgw.node.wiring import Wiring
 from llmgw.wire.control import StartShard
 
-#: How many last lines of output a failure carries.
-LAST_LINES = 20
 #: An engine whose time passed while no agent asked it may serve since then: it has so many seconds to show it.
 ASKED_ANEW = 30.0
 

@@ -18,12 +18,12 @@ from llmgw.node import processes
 from llmgw.node.book import Book, Life
 from llmgw.node.ending import belonging, clear, gpus_returned
 from llmgw.node.engines.wires import Wires
-from llmgw.node.prepare import Failure, Means, prepare
+from llmgw.node.prepare import LAST_LINES, Failure, Means, prepare
 from llmgw.node.processes import Handle
 from llmgw.node.records import Record, file_name
 from llmgw.node.rehearse import rehearse
 from llmgw.node.runs import RunName
-from llmgw.node.serve import LAST_LINES, attend, begin
+from llmgw.node.serve import attend, begin
 from llmgw.wire.control import StartShard, StopShard
 from llmgw.wire.facts import Progress, ShardState
 

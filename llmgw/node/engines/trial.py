@@ -23,11 +23,10 @@ from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.environment import PROBE, STATE, scrubbed
 from llmgw.node.engines.places import Whereabouts
 from llmgw.node.lines import clean, last
-from llmgw.node.run import NotStarted
+from llmgw.node.run import REAP_WITHIN, NotStarted
 from llmgw.node.runfile import run_to_file
 
 PROBE_SECONDS = 60.0
-_REAP_SECONDS = 5.0
 #: Runs in the engine's own Python, which has nothing of ours.
 _CHILD = Path(__file__).with_name("trial_child.py")
 TOLD = "llmgw-trial: "
@@ -148,7 +147,7 @@ class Trial:
                     if process.returncode is None:
                         process.kill()
                     # One that hangs in a driver is not waited for: the agent must be able to stop.
-                    with trio.CancelScope(shield=True, deadline=trio.current_time() + _REAP_SECONDS):
+                    with trio.CancelScope(shield=True, deadline=trio.current_time() + REAP_WITHIN):
                         await process.wait()
                     nursery.cancel_scope.cancel()
         if serving.is_set():

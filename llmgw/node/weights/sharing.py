@@ -24,6 +24,7 @@ from llmgw.backoff import Backoff
 from llmgw.config import Listen, LogSettings
 from llmgw.errors import LlmgwError
 from llmgw.files import write_whole
+from llmgw.node import processes
 from llmgw.node.settings import NodeSettings
 
 log = structlog.get_logger(__name__)
@@ -97,11 +98,8 @@ def _read(path: Path) -> _Announcement | None:
 
 def _started(pid: int) -> str:
     """A living process's start time; "" for one that is no more."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return ""
-    return "" if state in "ZX" else fields[18]
+    seen = processes.look(pid)
+    return str(seen.started) if seen is not None and seen.alive else ""
 
 
 class Sharing:
