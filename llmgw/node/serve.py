@@ -16,10 +16,11 @@ import trio
 from msgspec import structs
 
 from llmgw.errors import LlmgwError
+from llmgw.log import redact
 from llmgw.node import processes
 from llmgw.node.ending import Stubborn, belonging, clear
 from llmgw.node.engines import Engine, Listens
-from llmgw.node.engines.causes import Ended
+from llmgw.node.engines.causes import Ended, telling
 from llmgw.node.engines.environment import engine_environment
 from llmgw.node.engines.wires import Wires
 from llmgw.node.health import TOKEN_AGAIN, Answer, Course, Dead, Line, Patience, judge, unproved
@@ -161,6 +162,7 @@ async def _epitaph(
     lines = await trio.to_thread.run_sync(means.logs.last_lines, record.shard, run, LAST_LINES)
     evidence = await trio.to_thread.run_sync(means.logs.evidence, record.shard, run)
     cause = engine.cause(evidence, ended or Ended(ours=True))
+    lines = tuple(map(redact, telling(lines, evidence, cause)))
     if dead is not None and ended is None:
         code, text, remedy = dead.code, dead.text, dead.remedy
         if cause is not None and code != "port-in-use":

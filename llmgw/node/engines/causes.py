@@ -72,6 +72,20 @@ def search(rows: Iterable[Row], lines: Sequence[str]) -> Cause | None:
     return None
 
 
+def telling(lines: Sequence[str], evidence: Sequence[str], cause: Cause | None) -> tuple[str, ...]:
+    """The last lines of an engine; where its cause was said before them, that and what led to it in place of half.
+
+    A vLLM whose peer has gone says so, and then two hundred lines of farewell.
+    """
+    if cause is None or not cause.line or cause.line in lines or cause.line not in evidence:
+        return tuple(lines)
+    half = max(1, len(lines) // 2)
+    at = len(evidence) - 1 - list(reversed(evidence)).index(cause.line)
+    said = [line for line in evidence[: at + 1] if line][-half:]
+    rest = len(lines) - half - 1
+    return (*said, "...", *(lines[-rest:] if rest > 0 else ()))
+
+
 def from_end(ended: Ended) -> Cause | None:
     """What the way of ending says alone."""
     if ended.ours:

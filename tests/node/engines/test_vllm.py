@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.node.engines.causes import Ended
+from llmgw.node.engines.causes import Cause, Ended, telling
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.vllm import Vllm
+from llmgw.node.engines.wires import Wires, read
+from llmgw.node.lines import clean, last
 from llmgw.wire.facts import ShardSpec
 from tests.node.engines.specs import FACTS, seat, spec
 
@@ -209,3 +211,33 @@ def test_503_means_that_the_engine_is_dead_and_a_follower_is_not_asked() -> None
     assert asking is not None
     assert asking.dead_after == 2
     assert VLLM.asking(spec("vllm", rank=1, peers=("a", "b"))) is None
+
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "vllm"
+
+
+def test_of_a_leader_whose_follower_was_killed_the_cause_is_shown_and_not_its_farewell() -> None:
+    # vLLM 0.32.0 on two nodes without GPUs: 30 lines follow the one that counts, and it leaves with code 0.
+    data = (RECORDED / "leader-lost-its-follower.log").read_bytes()
+    evidence, lines = clean(data), last(data, 20)
+    cause = VLLM.cause(evidence, Ended(ours=True))
+    assert cause is not None
+    assert cause.code == "peer-lost"
+    assert not any("gloo" in line for line in lines)
+    shown = telling(lines, evidence, cause)
+    assert len(shown) == 20
+    assert "Connection closed by peer" in shown[9]
+    assert shown[10] == "..."
+    assert shown[-1] == lines[-1]
+    member = spec("vllm", gpus=0, peers=PEERS, network={"GLOO_SOCKET_IFNAME": "lo"})
+    assert read(member, evidence) == Wires("gloo over lo")
+
+
+def test_the_last_lines_are_shown_as_they_are_where_they_say_the_cause_or_nobody_knows_one() -> None:
+    evidence = [f"line {n}" for n in range(40)]
+    lines = tuple(evidence[-20:])
+    for line in ("", "line 25", "said by nobody"):
+        assert telling(lines, evidence, Cause("code", "text", "", line)) == lines
+    assert telling(lines, evidence, None) == lines
+    assert telling(("line 39",), evidence, Cause("code", "text", "", "line 3")) == ("line 3", "...")
+    assert telling(lines, evidence, Cause("code", "text", "", "line 1"))[:3] == ("line 0", "line 1", "...")
