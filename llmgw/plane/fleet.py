@@ -31,6 +31,7 @@ from llmgw.plane.rollout import Rollouts
 from llmgw.plane.steps import Plan, enact, told
 from llmgw.plane.store import Store
 from llmgw.plane.store.records import EPOCH, LEARNED, MODELS, NODES, RETIRED, SHARDS, Stored, world_of
+from llmgw.plane.thinking import Thinking
 from llmgw.plane.world import DEFAULT, Model, Node, Settings, Unplaced, Want, World
 from llmgw.rdma.results import PairResult
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
@@ -39,6 +40,9 @@ from llmgw.wire.facts import EngineInstall, EnginePackage, ModelName, NodeId, Re
 
 #: Rounds are at least this far apart, so that a thousand nodes that return at once are planned for together.
 _PAUSE = 0.01
+
+#: From so many nodes and shards on, plans are made beside the loop: fewer take some milliseconds.
+_MANY = 256
 
 
 class Orders(Protocol):
@@ -105,6 +109,7 @@ class Fleet:
         self._look_again: float | None = None
         self._expectations, self._compared_at = Expectations(), float("-inf")
         self._rollouts = Rollouts()
+        self._thinking = Thinking()
 
     @property
     def settings(self) -> Settings:
@@ -334,15 +339,23 @@ class Fleet:
             world, clock = self.world.value, self._wall()
             decided = Plan((), world.unplaced, self._look_again)
             if self._planned != world.version or (self._look_again is not None and now >= self._look_again):
-                decided = plan(world, now, self._settings)
-            await self._write(enact(world, decided.steps, now, clock))
-            # What was heard while the commit was under way stays: a step names only what it decides.
+                decided = await self._plan(world, now)
+            # What is heard while it is planned and stored stays: a step names only what it decides.
+            await self._write(enact(self.world.value, decided.steps, now, clock))
             newest = self.world.value
             events = [told(step, world, clock) for step in decided.steps]
             following, more = _unplaced(enact(newest, decided.steps, now, clock), decided.unplaced, clock)
             self._planned = following.version if newest.version == world.version else None
             self._look_again = decided.look_again
             self._take(following, (*events, *more, *self._rollouts.judge(following, clock, self._settings)))
+
+    async def _plan(self, world: World, now: float) -> Plan:
+        """A plan for a large fleet takes a part of a second, or seconds when all of it is placed anew: streams are
+        read meanwhile."""
+        looked_at = len(world.shards) + (len(world.nodes) if world.models else 0)
+        if looked_at < _MANY:
+            return plan(world, now, self._settings)
+        return await self._thinking.of(lambda: plan(world, now, self._settings))
 
     def _tell(self, hub: Orders, now: float) -> None:
         world = self.world.value

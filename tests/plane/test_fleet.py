@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import attrs
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 from immutables import Map
 
@@ -601,6 +602,24 @@ async def test_what_cannot_be_placed_is_said_once_and_placed_when_there_is_room(
         await trio.sleep(6)
         assert p.kinds().count("model-placed") == 1
         assert len(p.where()) == 3
+
+
+async def test_streams_are_read_while_a_large_fleet_is_planned(mock_clock: Clock) -> None:
+    fleet = Fleet(MemoryStore(), wall=lambda: CLOCK)
+    await fleet.load()
+    for number in range(300):
+        Agent(fleet, f"n{number}").connect(number + 1)
+    hub, turns = Hub(), 0
+    hub.refuse = Unavailable("no stream")
+    await fleet.apply(TINY.replace("= 2", "= 600"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run, hub)
+        while not fleet.world.value.shards:
+            await trio.lowlevel.checkpoint()  # the clock stands: only the plan is waited for
+            turns += 1
+        nursery.cancel_scope.cancel()
+    assert len(fleet.world.value.shards) == 600
+    assert turns > 20
 
 
 async def test_events_are_there_after_a_restart(autojump_clock: Clock) -> None:

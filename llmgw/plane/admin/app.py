@@ -15,12 +15,12 @@ from llmgw.plane.admin import answers, bandwidthpage, fabricpage, nodepage, page
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
 from llmgw.plane.admin.seams import Traffic
-from llmgw.plane.admin.thinking import Thinking
 from llmgw.plane.agents import Hub
 from llmgw.plane.bandwidth.desk import Desk
 from llmgw.plane.certs import Authority
 from llmgw.plane.fabrics.desk import FabricDesk
 from llmgw.plane.fleet import Fleet
+from llmgw.plane.thinking import Thinking
 from llmgw.plane.tokens import Tokens
 
 log = structlog.get_logger("llmgw.admin")
