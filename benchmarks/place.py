@@ -1,5 +1,6 @@
 """How long placement takes: 1,000 replicas on 1,000 nodes of 8 GPUs, in one plan and decision by decision; and replicas
-of 2 to 4 nodes over InfiniBand, RoCE and NVLink, with tests that found pairs good and bad.
+of 2 to 4 nodes over InfiniBand, RoCE and NVLink, with tests that found pairs good and bad; and what each part of a
+round takes of the plane's loop while nothing changes.
 
 python -m benchmarks.place
 """
@@ -15,11 +16,18 @@ import attrs
 from immutables import Map
 from msgspec.structs import replace
 
+from llmgw.plane import converge, memory
+from llmgw.plane import evidence as tests
 from llmgw.plane.checks import Need
+from llmgw.plane.expect import Expectations
+from llmgw.plane.expiry import expire
+from llmgw.plane.gateway.route import routes_of
 from llmgw.plane.place import Member, Rooms
 from llmgw.plane.plan import plan
+from llmgw.plane.rollout import Rollouts
 from llmgw.plane.steps import enact
-from llmgw.plane.world import Evidence, Model, Node, Profile, Shard, Stage, World
+from llmgw.plane.store.records import Stored
+from llmgw.plane.world import DEFAULT, Evidence, Model, Node, Profile, Shard, Stage, World
 from llmgw.wire.agent import GANGS, Register, ShardStatus
 from llmgw.wire.facts import (
     Cpu,
@@ -279,6 +287,47 @@ def a_lost_node() -> None:
     print(f"  one node of 1,000 lost: a plan takes {1000 * times[10]:.1f} ms (median of 20)")
 
 
+def a_round() -> None:
+    """Each stretch of the loop in which no stream is read: 1,000 replicas that are ready, 200 of them of 2 nodes."""
+    fleet = [attrs.evolve(railed(number, "ib"), connected=True, stream=1) for number in range(NODES)]
+    models = [wanted(f"s{at}", 100, 1) for at in range(8)]
+    models += [replace(several(f"g{at}", 2, "rdma", 0), replicas=50) for at in range(4)]
+    world = World(
+        nodes=Map({n.id: n for n in fleet}), models=Map({m.name: m for m in models}), evidence=evidence(fleet)
+    )
+    world = enact(world, plan(world, 0.0).steps, 0.0, 0.0)
+    for shard in world.shards.values():
+        said = ShardStatus(
+            shard=shard.id, replica=shard.replica, model=shard.model, generation=1, state=ShardState.READY, port=1
+        )
+        world = attrs.evolve(world, shards=world.shards.set(shard.id, attrs.evolve(shard, status=said, ready_at=0.0)))
+    assert len({shard.replica for shard in world.shards.values()}) == REPLICAS
+    stored, told, rollouts, expectations = Stored(), converge.Told(10.0), Rollouts(), Expectations()
+    stored.written(*stored.difference(world))
+    # As heartbeats leave it: every node's value is new, and once in a while its facts are.
+    beaten = Map({id: attrs.evolve(known, heard_at=1.0) for id, known in world.nodes.items()})
+    fresh = Map({id: attrs.evolve(known, facts=replace(known.facts)) for id, known in beaten.items() if known.facts})
+    quiet, after = attrs.evolve(world, nodes=beaten), attrs.evolve(world, nodes=fresh)
+    short = attrs.evolve(after, models=after.models.set(ModelName("zz"), several("zz", 4, "nvlink", 0)))
+    stretches: dict[str, Callable[[], object]] = {
+        "silence": lambda: expire(quiet, 1.0, 0.0, DEFAULT),
+        "what nodes should have": lambda: expectations.judge(after, 1.0, 0.0),
+        "tests that are too old": lambda: tests.aged(quiet, 1.0, DEFAULT),
+        "what runs took": lambda: memory.learn(quiet, 20.0, 0.0, 10.0),
+        "the plan": lambda: plan(quiet, 1.0),
+        "the same, a model is short (beside the loop)": lambda: plan(short, 1.0),
+        "what differs from the store": lambda: stored.difference(quiet),
+        "rollouts": lambda: rollouts.judge(quiet, 0.0),
+        "commands": lambda: told.due(converge.commands(quiet), quiet, 1.0),
+        "routes": lambda: routes_of(quiet),
+    }
+    gc.collect()
+    gc.freeze()
+    for words, stretch in stretches.items():
+        times = sorted(timed(stretch) for _ in range(20))
+        print(f"  {words:46} {1000 * times[10]:7.2f} ms   longest {1000 * times[-1]:7.2f} ms")
+
+
 def main() -> None:
     print(f"placement on {NODES} nodes of {GPUS} GPUs (Python {sys.version.split()[0]})")
     print("whole plans:")
@@ -288,6 +337,8 @@ def main() -> None:
     a_lost_node()
     print("replicas of 2, 3 and 4 nodes in turn, one decision (choose and hold), aim: p99 below 5 ms:")
     of_several()
+    print("a round of the plane in which nothing changes, stretch by stretch, aim: none above 50 ms:")
+    a_round()
 
 
 if __name__ == "__main__":
