@@ -92,7 +92,11 @@ def alone(path: Path, what: str) -> Iterator[None]:
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         except OSError:
             pass  # a full disk: the lock holds without the number
-        yield
+        try:
+            yield
+        finally:
+            # Said, and not left to the closing: a child that is just being started has the open file too for a moment.
+            fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
 

@@ -40,7 +40,11 @@ def attempt(root: Path, folder: str) -> Iterator[bool]:
         except BlockingIOError:
             yield False
         else:
-            yield True
+            try:
+                yield True
+            finally:
+                # A child that is just being started has the open file too for a moment: closing alone is not the end.
+                fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
 
