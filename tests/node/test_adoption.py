@@ -88,7 +88,7 @@ async def test_the_end_of_an_adopted_engine_is_told_and_its_status_is_not_invent
         assert adopted.pid == ready.pid
         assert ready.pid is not None
         os.kill(ready.pid, signal.SIGKILL)
-        failed = await second.told("failed", within=1.5)
+        failed = await second.told("failed")
         assert (failed.exit_code, failed.signal) == (None, "")
         assert "nobody saw" in failed.detail
 

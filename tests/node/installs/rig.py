@@ -129,3 +129,8 @@ async def running(site: Site) -> AsyncIterator[Agent]:
         nursery.start_soon(agent.keeper.run)
         yield agent
         nursery.cancel_scope.cancel()
+
+
+def left(site: Site) -> list[str]:
+    """What stands in the folder of engines, unseen names left out."""
+    return sorted(path.name for path in site.shelf.root.iterdir() if not path.name.startswith("."))

@@ -293,11 +293,10 @@ async def test_a_fetch_takes_no_more_than_its_rate(tmp_path: Path, hub: Hub) -> 
 
 async def test_a_limit_ahead_of_need_falls_when_a_shard_needs_it_now(tmp_path: Path, hub: Hub) -> None:
     async with cache(tmp_path, hub) as made:
-        made.ahead(FetchWeights(source=SOURCE, bytes_per_second=1_000_000))
+        made.ahead(FetchWeights(source=SOURCE, bytes_per_second=10_000))  # five minutes
         await until(hub.begun.is_set)
-        began = trio.current_time()
-        await made.bring(SOURCE, nothing)
-        assert trio.current_time() - began < 2.5
+        with trio.fail_after(60):
+            await made.bring(SOURCE, nothing)
 
 
 async def test_two_at_once_are_one_fetch(tmp_path: Path, hub: Hub) -> None:
