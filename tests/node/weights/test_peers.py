@@ -14,6 +14,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from llmgw import pki
 from llmgw.config import Listen
@@ -434,6 +435,21 @@ async def test_a_refresh_that_fails_leaves_what_was_there(fleet: Fleet, hub: Hub
         assert await made.bring(SOURCE, nothing) == before
         held = {weights.source: weights for weights in made.weights}
         assert held[SOURCE].complete
+
+
+async def test_a_refresh_that_meets_a_sick_disk_costs_the_agent_nothing(fleet: Fleet, hub: Hub) -> None:
+    node = fleet.node("n1")
+    async with cache(node, hub) as made:
+        before = await made.bring(SOURCE, nothing)
+        hub.move("b" * 40, {"config.json": b'{"new": 1}'})
+        await made.bring(f"hf://org/model@{'b' * 40}", nothing)
+        (lock,) = (node / "weights" / ".llmgw" / "locks").iterdir()
+        lock.unlink()
+        lock.mkdir()
+        with capture_logs() as logs:
+            made.ahead(FetchWeights(source=SOURCE, refresh=True))
+            await until(lambda: any("could not be fetched ahead" in entry["event"] for entry in logs))
+        assert await made.bring(SOURCE, nothing) == before
 
 
 async def test_a_web_servers_file_has_nothing_to_refresh(fleet: Fleet, hub: Hub) -> None:
