@@ -297,7 +297,7 @@ def _rest(here: World, id: NodeId, need: Need, now: float, spans: bool) -> tuple
             return None
         value, wanted = _gib(max(0, there.memory_free)), _gib(resources.memory_bytes)
         found.append(changes.free_memory(there.node, value, wanted))
-    if resources.disk_bytes and need.source not in there.weights:
+    if resources.disk_bytes and need.source not in there.weights and not need.leader_reads:
         if there.disk_free is None:
             return None
         if resources.disk_bytes > there.disk_free:

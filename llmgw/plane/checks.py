@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import attrs
 
 from llmgw.plane.memory import Estimate
-from llmgw.plane.rooms import Room, Unit
+from llmgw.plane.rooms import Room, Unit, reads
 from llmgw.plane.world import Model, Node, Profile, Reason, Stage
 from llmgw.wire.agent import GANGS
 from llmgw.wire.facts import EngineInstall, InstallState, ModelName, Resources, release, same_version
@@ -45,6 +45,11 @@ class Need:
     context: int | None = None
     estimate: Estimate | None = None  # of what each GPU must hold, where the profile does not say it
     took: int = 0  # bytes of the host's memory that a run took, where that is more than what is asked for
+
+    @property
+    def leader_reads(self) -> bool:
+        """Whether only the leading one of several nodes needs the weights: llama.cpp's others lend their memory."""
+        return self.nodes > 1 and not reads(self.engine, 1)
 
     @classmethod
     def of(cls, model: Model) -> Need:
@@ -100,9 +105,8 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
     if resources.gpus and room.sick_gpus:
         text = f"has a bad problem with its GPUs ({room.sick_gpus})"
         yield no("node-health", room.sick_gpus, "no bad problem", text, room.facts_age)
-    if room.sick_disk and fetched(need.source) and need.source not in room.weights:
-        text = f"has no disk for weights that are not there yet ({room.sick_disk})"
-        yield no("node-health", room.sick_disk, "no bad problem", text, room.facts_age)
+    if not need.leader_reads:
+        yield from _full_disk(room, need)
     for name, value in need.labels:
         has = room.labels.get(name)
         if has != value:
@@ -129,18 +133,37 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
         before = f" (a run took {_gib(need.took)})" if need.took else ""
         text = f"has {value} of {_gib(room.memory_bytes)} memory to give, {needed} needed{before}"
         yield no("memory", value, needed, text, room.heard_age)
-    if resources.disk_bytes and need.source not in room.weights:
-        if room.disk_free is None:
-            yield no(
-                "disk", "unknown", _gib(resources.disk_bytes), "says nothing of the disk for weights", room.facts_age
-            )
-        elif resources.disk_bytes > room.disk_free:
-            value, needed = _gib(max(0, room.disk_free)), _gib(resources.disk_bytes)
-            yield no("disk", value, needed, f"has {value} of disk for weights, {needed} needed", room.heard_age)
+    if not need.leader_reads:
+        yield from _too_little_disk(room, need)
     if resources.gpus:
         _, short = _gpus(room, need)
         if short is not None:
             yield no(short.check, short.value, short.needed, short.text, short.age)
+
+
+def unreadable(room: Room, need: Need) -> Iterator[Reason]:
+    """What keeps this node from having the weights, where only one of the nodes needs them."""
+    yield from _full_disk(room, need)
+    yield from _too_little_disk(room, need)
+
+
+def _full_disk(room: Room, need: Need) -> Iterator[Reason]:
+    if room.sick_disk and fetched(need.source) and need.source not in room.weights:
+        text = f"{room.node.id}: has no disk for weights that are not there yet ({room.sick_disk})"
+        yield Reason(room.node.id, "node-health", room.sick_disk, "no bad problem", room.facts_age, text)
+
+
+def _too_little_disk(room: Room, need: Need) -> Iterator[Reason]:
+    node, size = room.node.id, need.resources.disk_bytes
+    if not size or need.source in room.weights:
+        return
+    if room.disk_free is None:
+        text = f"{node}: says nothing of the disk for weights"
+        yield Reason(node, "disk", "unknown", _gib(size), room.facts_age, text)
+    elif size > room.disk_free:
+        value, needed = _gib(max(0, room.disk_free)), _gib(size)
+        text = f"{node}: has {value} of disk for weights, {needed} needed"
+        yield Reason(node, "disk", value, needed, room.heard_age, text)
 
 
 def fetched(source: str) -> bool:

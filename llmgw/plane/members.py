@@ -124,7 +124,9 @@ def _why(reach: Reach, way: Way, rooms: Sequence[Room], need: Need, others: int,
     else:
         words.append(f"all {count} reach one another over TCP" + (" on one machine" if way.site else ""))
     there = sum(need.source in room.weights for room in rooms)
-    if there:
+    if need.leader_reads:
+        words += ["the weights are there on the leader"] if need.source in rooms[0].weights else []
+    elif there:
         words.append(f"the weights are there on {'all' if there == count else there}")
     friends, names = reach.friends(way), [room.node.id for room in rooms]
     good = sum(b in friends.get(a, ()) for at, a in enumerate(names) for b in names[at + 1 :])

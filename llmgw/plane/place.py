@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from llmgw.plane.checks import Need, fetched, installed, pick, refusals, took
+from llmgw.plane.checks import Need, fetched, installed, pick, refusals, took, unreadable
 from llmgw.plane.members import Choice, Member, Ports
 from llmgw.plane.memory import Runs, estimate, key
 from llmgw.plane.reach import Reach
@@ -104,12 +104,15 @@ class Rooms:
 
         `shards` are all of its members, by rank.
         """
+        rooms: list[Room]
         need, rooms = self.whole(need), []
         for shard in shards:
             found = self.room(shard.node, without=shard.id)
             if found is None or next(refusals(found, need, despite_cordon=True), None) is not None:
                 return None
             rooms.append(found)
+        if need.leader_reads and next(unreadable(rooms[0], need), None) is not None:
+            return None
         if need.nodes > 1:
             return self._several.here(shards, rooms, need) if len(rooms) == need.nodes else None
         return Choice(tuple(Member(found.node.id, pick(found, need)) for found in rooms), "it ran here before")
@@ -146,6 +149,10 @@ class Rooms:
             found[node] = list(refusals(here, need))
             if not found[node]:
                 passing.append(here)
+        if need.leader_reads and not any(next(unreadable(here, need), None) is None for here in passing):
+            for here in passing:
+                found[here.node.id] += unreadable(here, need)
+            passing = []
         if need.nodes > 1:
             for reason in self._several.refused(passing, need):
                 found[reason.node].append(reason)
@@ -211,7 +218,8 @@ class Rooms:
 
     def _entries(self, need: Need, model: ModelName) -> Callable[[NodeId, Score], _Entry]:
         """How the nodes are ordered for one model: the smallest entry is the best."""
-        there: Collection[NodeId] = self._look_at_weights().get(need.source, ())
+        # Where only the leader needs the weights, they are no matter of each node.
+        there: Collection[NodeId] = self._nodes if need.leader_reads else self._look_at_weights().get(need.source, ())
         replicas = self._replicas.get(model, {})
         if not need.spread:
             return lambda node, score: (0, node not in there, replicas.get(node, 0), *score, node)

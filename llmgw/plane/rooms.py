@@ -73,6 +73,11 @@ def weights_of(node: Node) -> frozenset[str]:
     return frozenset(w.source for w in node.facts.weights if w.complete and not w.error)
 
 
+def reads(engine: str, rank: int) -> bool:
+    """Whether a member reads the weights itself: llama.cpp's followers lend memory and have them from the leader."""
+    return engine != "llamacpp" or rank == 0
+
+
 def room(node: Node, shards: Iterable[Shard], now: float, leaving: Iterable[Shard] = ()) -> Room:
     """What `node` has to give beside `shards`, which are all those placed on it.
 
@@ -99,7 +104,8 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Iterable[Shar
         memory_free = min(memory_free, node.load.memory_available_bytes - growth)
     disk = next((d.free_bytes for d in facts.host.disks if d.purpose == "weights"), None)
     if disk is not None:
-        disk -= sum(s.spec.resources.disk_bytes for s in held if s.spec.source not in weights)
+        fetching = (s.spec for s in held if reads(s.spec.engine, s.rank) and s.spec.source not in weights)
+        disk -= sum(spec.resources.disk_bytes for spec in fetching)
     bad = [
         open_
         for open_ in node.problems.values()

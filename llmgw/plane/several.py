@@ -14,7 +14,7 @@ from itertools import islice
 
 import attrs
 
-from llmgw.plane.checks import Need
+from llmgw.plane.checks import Need, unreadable
 from llmgw.plane.groups import Liking, Way, together
 from llmgw.plane.members import Choice, Ports, members
 from llmgw.plane.reach import Reach, of_one
@@ -98,7 +98,7 @@ class Several:
         groups = self._grouped(need, model, scores, entry, room, keep=keep)
         shut = set(avoid)
         while True:
-            found = self._best(groups, need, shut)
+            found = self._best(groups, need, shut, room)
             if found is None:
                 return None
             way, nodes = found
@@ -180,10 +180,14 @@ class Several:
         kept.seen = len(self.touched)
         return kept
 
-    def _best(self, groups: _Groups, need: Need, avoid: Collection[NodeId]) -> tuple[Way, tuple[NodeId, ...]] | None:
+    def _best(
+        self, groups: _Groups, need: Need, avoid: Collection[NodeId], room: RoomOf
+    ) -> tuple[Way, tuple[NodeId, ...]] | None:
         best: tuple[tuple[int, ...], Way, tuple[NodeId, ...]] | None = None
         for way, group in groups.by_way.items():
             nodes = self._together(way, groups, need.nodes, avoid) if len(group) >= need.nodes else None
+            if nodes is not None and need.leader_reads:
+                nodes = _led(nodes, [entry[-1] for entry in group if entry[-1] not in avoid], need, room)
             if nodes is None:
                 continue
             chosen = [groups.entries[node] for node in nodes]
@@ -193,7 +197,7 @@ class Several:
             rank = (
                 sum(entry[0] for entry in chosen),
                 network,
-                sum(entry[1] for entry in chosen),
+                sum(entry[1] for entry in chosen) if not need.leader_reads else _lacks(nodes[0], need, room),
                 -good,
                 rails,
                 family,
@@ -231,10 +235,28 @@ class Several:
 
 
 def _ranked(nodes: Sequence[NodeId], need: Need, room: RoomOf) -> list[Room]:
-    """By name, so that neighbours in a rack are so in a ring. Of llama.cpp's only the leader reads the weights."""
+    """By name, so that neighbours in a rack are so in a ring; the first one first where it must lead."""
     rooms = [found for node in nodes if (found := room(node)) is not None]
-    leads = need.engine == "llamacpp"
-    return sorted(rooms, key=lambda found: (leads and need.source not in found.weights, _natural(found.node.id)))
+    return sorted(rooms, key=lambda found: (need.leader_reads and found.node.id != nodes[0], _natural(found.node.id)))
+
+
+def _led(nodes: Sequence[NodeId], group: Sequence[NodeId], need: Need, room: RoomOf) -> tuple[NodeId, ...] | None:
+    """The same nodes, the leader first; one of the group takes the place of the last where none of them can lead as
+    well: one that has the weights, else one that has the disk for them. None when the group has no such node."""
+    among, here = [*sorted(nodes, key=_natural), *(node for node in group if node not in nodes)], set(nodes)
+    leader = next((node for node in among if not _lacks(node, need, room)), None)
+    if leader is None:
+        able = (node for node in among if (at := room(node)) is not None and next(unreadable(at, need), None) is None)
+        leader = next(able, None)
+    if leader is None:
+        return None
+    others = [node for node in nodes if node != leader]
+    return (leader, *(others if leader in here else others[:-1]))
+
+
+def _lacks(node: NodeId, need: Need, room: RoomOf) -> bool:
+    found = room(node)
+    return found is None or need.source not in found.weights
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

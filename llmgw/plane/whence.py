@@ -15,7 +15,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from llmgw.plane.checks import fetched
-from llmgw.plane.rooms import labels_of
+from llmgw.plane.rooms import labels_of, reads
 from llmgw.plane.world import Node, Stage, Want, World
 from llmgw.wire.control import ControlMessage, FetchWeights, StartShard
 from llmgw.wire.facts import NodeId, ShardState
@@ -43,17 +43,12 @@ def directed(world: World, orders: Sequence[tuple[NodeId, Order]]) -> tuple[tupl
 def _source(order: ControlMessage) -> str:
     """What a node fetches on this order; "" for nothing."""
     match order:
-        case StartShard(spec=spec) if fetched(spec.source) and not _remote(spec.engine, spec.rank):
+        case StartShard(spec=spec) if fetched(spec.source) and reads(spec.engine, spec.rank):
             return spec.source
         case FetchWeights(source=source) if fetched(source):
             return source
         case _:
             return ""
-
-
-def _remote(engine: str, rank: int) -> bool:
-    """Whether a member has its weights from the leader: llama.cpp's followers lend memory and read no files."""
-    return engine == "llamacpp" and rank > 0
 
 
 class _Fleet:
@@ -76,7 +71,7 @@ class _Fleet:
                     fetching[held.source].add(node.id)
         for shard in world.shards.values():
             loading = shard.want is Want.RUN and shard.state in (ShardState.STARTING, ShardState.FETCHING)
-            if loading and shard.spec.source in sources and not _remote(shard.spec.engine, shard.spec.rank):
+            if loading and shard.spec.source in sources and reads(shard.spec.engine, shard.spec.rank):
                 about[shard.spec.source].add(shard.node)
         for id, order in orders:
             if source := _source(order):

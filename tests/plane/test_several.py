@@ -14,8 +14,20 @@ from msgspec.structs import replace
 from llmgw.plane import operate
 from llmgw.plane.checks import Need
 from llmgw.plane.place import Choice, Rooms
-from llmgw.plane.world import DEFAULT, Shard, World
-from llmgw.wire.facts import EngineInstall, GpuFabric, HostLimits, Imex, NodeId, Port, Weights
+from llmgw.plane.world import DEFAULT, Model, Shard, World
+from llmgw.wire.agent import Heartbeat
+from llmgw.wire.facts import (
+    Disk,
+    EngineInstall,
+    GpuFabric,
+    Grade,
+    HostLimits,
+    Imex,
+    NodeId,
+    Port,
+    Problem,
+    Weights,
+)
 from tests.plane.fabrics_of import (
     CLUSTER,
     addressed,
@@ -34,7 +46,7 @@ from tests.plane.fabrics_of import (
     told,
     wanted,
 )
-from tests.plane.worlds import CLOCK, gpus, model, profile, register, world
+from tests.plane.worlds import CLOCK, GIB, gpus, hear, model, profile, register, settle, world
 
 
 def rehearsed(here: World, shards: tuple[Shard, ...], of: object, now: float = 10.0) -> Choice | None:
@@ -415,6 +427,52 @@ def test_the_tightest_fit_is_preferred() -> None:
 def test_llama_cpp_is_led_by_a_node_that_has_the_weights() -> None:
     here = world(register("n1"), replace(register("n2"), weights=(Weights(source="hf://org/big", complete=True),)))
     assert chosen(here, wanted(2, engine="llamacpp", gpus=0)).nodes == ("n2", "n1")
+
+
+def lent(disk: int = 100 * GIB) -> Model:
+    """llama.cpp over two nodes, whose leader needs so much disk for weights."""
+    of = wanted(2, engine="llamacpp", gpus=0)
+    resources = replace(of.profile.resources, disk_bytes=disk, cpu_threads=2)
+    return replace(of, profile=replace(of.profile, resources=resources))
+
+
+def test_only_the_leader_of_llama_cpp_needs_disk_for_the_weights() -> None:
+    here = world(register("n1", disk=GIB), register("n2", disk=200 * GIB), register("n3", disk=GIB))
+    assert chosen(here, lent()).nodes == ("n2", "n1")
+    none = world(register("n1", disk=GIB), register("n2", disk=2 * GIB))
+    assert [(r.node, r.check, r.value) for r in refused(none, lent())] == [
+        ("n1", "disk", "1.0 GiB"),
+        ("n2", "disk", "2.0 GiB"),
+    ]
+
+
+def test_followers_of_llama_cpp_are_the_tightest_fit_and_only_its_leader_is_where_the_weights_are() -> None:
+    big = (Weights(source="hf://org/big", complete=True),)
+    nodes_ = [replace(register(name, threads=8), weights=big) for name in ("n1", "n2")]
+    here = world(*nodes_, register("n3", threads=2, disk=0), register("n4", threads=3, disk=0))
+    choice = chosen(here, lent())
+    assert choice.nodes == ("n1", "n3")
+    assert "the weights are there on the leader" in choice.why
+
+
+def test_a_disk_that_is_full_keeps_away_a_leader_that_must_fetch_and_no_follower() -> None:
+    full = Problem(subject="node", code="disk-full-weights", grade=Grade.BAD, text="3 MiB left")
+    here = world(replace(register("n1"), problems=(full,)), register("n2"))
+    assert chosen(here, lent(0)).nodes == ("n2", "n1")
+    there = world(*(replace(register(name), problems=(full,)) for name in ("n1", "n2")))
+    assert {r.check for r in refused(there, lent(0))} == {"node-health"}
+
+
+def test_disk_is_held_for_the_leader_of_llama_cpp_alone() -> None:
+    here = world(register("n1", disk=150 * GIB), register("n2", disk=150 * GIB), models=[lent()])
+    here, _ = settle(here)
+    rooms = Rooms(here, 1.0)
+    left = {name: rooms.room(NodeId(name)) for name in ("n1", "n2")}
+    assert {name: at.disk_free for name, at in left.items() if at is not None} == {"n1": 50 * GIB, "n2": 150 * GIB}
+    shards = [here.shards[shard] for shard in sorted(here.shards)]
+    assert rooms.here(shards, Need.of(lent())) is not None
+    short = hear(here, "n1", Heartbeat(disks=(Disk(purpose="weights", path="/w", free_bytes=GIB, total_bytes=GIB),)))
+    assert Rooms(short, 1.0).here(shards, Need.of(lent())) is None
 
 
 def test_members_are_ranked_by_name_as_people_count() -> None:
