@@ -62,13 +62,22 @@ def tell(
         # Progress, or the same told again: no transition (B7).
         if before == status:
             return world, ()
-        return attrs.evolve(world, shards=world.shards.set(shard.id, attrs.evolve(shard, status=status))), ()
+        at = now if _begins(before, status) else shard.status_at
+        updated = attrs.evolve(shard, status=status, status_at=at)
+        return attrs.evolve(world, shards=world.shards.set(shard.id, updated)), ()
     changed = _transition(world, shard, status, now, clock, settings)
     updated = changed[0]
     world = _with(world, changed)
     if before is not None and before.state is status.state:
         return world, ()  # only the port is new: routes need it, nobody else does
     return world, (_event(shard, updated, status, clock),)
+
+
+def _begins(before: ShardStatus, status: ShardStatus) -> bool:
+    """Whether a start's own time begins: its engine, which it waited for, was installed, or it has a process."""
+    if status.state is not ShardState.STARTING or before.pid is not None:
+        return False
+    return status.pid is not None or bool(before.detail and not status.detail)
 
 
 def unmentioned(

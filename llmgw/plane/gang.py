@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from llmgw.plane.world import ENDED, Shard, Stage, Stray, Want, World
-from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState
+from llmgw.plane.world import ENDED, Node, Shard, Stage, Stray, Want, World
+from llmgw.wire.facts import InstallState, ModelName, NodeId, ReplicaId, ShardId, ShardState
 
 #: How long after `ready_within` the plane still waits, in seconds: a node's own word of a failure says more.
 MARGIN = 30.0
@@ -172,11 +172,21 @@ def in_the_way(world: World, shard: Shard) -> Stray | None:
     return None
 
 
+def _waits_for_engine(member: Shard, node: Node) -> bool:
+    """Whether a member may still wait for its engine to be installed: that may take an hour, and nobody is late."""
+    status = member.status
+    if status is None or status.generation != member.generation or status.pid is not None or node.facts is None:
+        return False
+    installs = node.facts.installs
+    return any(i.engine == member.spec.engine and i.state is InstallState.INSTALLING for i in installs)
+
+
 def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None:
     """The member for which a replica of several nodes has waited too long, and in words how it stands.
 
-    The time runs from when the last member began to start: fetching weights does not count, and while a node is
-    silent D1 judges it. Members that were told nothing yet wait for others, which are the ones to blame.
+    The time runs from when the last member began to start: fetching weights and waiting for an engine that is being
+    installed do not count, and while a node is silent D1 judges it. Members that were told nothing yet wait for
+    others, which are the ones to blame.
     """
     members = [leader, *mates(world, leader)]
     if any(member.want is not Want.RUN or ended(member) or counted(member) for member in members):
@@ -188,7 +198,7 @@ def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None
         if node is None or node.stage is not Stage.READY or not node.connected:
             return None
         state = member.state
-        if state is ShardState.FETCHING:
+        if state is ShardState.FETCHING or _waits_for_engine(member, node):
             return None
         heard = member.status is not None and member.status.generation == member.generation
         if state is ShardState.READY:

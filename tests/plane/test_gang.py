@@ -21,7 +21,7 @@ from llmgw.plane.store.records import Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Stage, Want, World
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import ControlMessage, DrainShard, FetchWeights, StartShard, StopShard
-from llmgw.wire.facts import GpuLoad, GpuProcess, NodeId, ShardId, ShardState, Weights
+from llmgw.wire.facts import EngineInstall, GpuLoad, GpuProcess, InstallState, NodeId, ShardId, ShardState, Weights
 from tests.plane.test_fleet import Agent, plane
 from tests.plane.test_plan import change, stage, wanted, words
 from tests.plane.worlds import CLOCK, GIB, hear, model, profile, ready, register, settle, status, where, world
@@ -276,6 +276,36 @@ def test_a_lost_nodes_replica_moves_as_a_whole_and_keeps_the_nodes_that_are_left
     assert told(back) == ["n2 stop tiny-0-1 g1", "n3 start tiny-0-1 g2"]
 
 
+def taken_back(here: World, node: str) -> World:
+    """The node's agent is an older one now, which knows of no replicas of several nodes."""
+    return hear(here, node, replace(register(node, threads=1), features=()), 1.0)
+
+
+def test_an_agent_that_was_taken_back_is_not_told_of_a_part_and_the_replica_moves() -> None:
+    here = taken_back(placed("n1", "n2", "n3"), "n2")
+    assert told(here) == []
+    moved, steps = settle(here, 2.0)
+    assert words(steps) == ["start tiny-0-0 g2 on n1", "start tiny-0-1 g2 on n3"]
+    assert "the agent of n2 is too old for replicas of several nodes" in steps[0].why
+    assert told(moved) == ["n3 start tiny-0-1 g2"]
+
+
+def test_where_there_is_no_other_place_a_replica_waits_for_the_agent_that_was_taken_back() -> None:
+    here = taken_back(placed("n1", "n2"), "n2")
+    stays = plan(here, 2.0)
+    assert stays.steps == ()
+    assert [reason.check for reason in stays.unplaced[one(here).model].reasons if reason.node == "n2"] == ["agent"]
+    there = hear(here, "n2", register("n2", threads=1), 3.0)
+    assert plan(there, 3.0).steps == ()
+    assert told(there) == ["n2 start tiny-0-1 g1"]
+
+
+def test_what_runs_stays_when_its_nodes_agent_is_taken_back() -> None:
+    here = serving("n1", "n2", "n3")
+    older = replace(register("n2", threads=1, shards=[status("tiny-0-1")]), features=())
+    assert plan(hear(here, "n2", older, 1.0), 2.0).steps == ()
+
+
 def test_what_a_replica_itself_holds_of_a_gpu_does_not_keep_it_away_when_it_moves() -> None:
     here = replace(profile(gpus=1, nodes=2), network="tcp", engine="vllm")
     nodes = [register(name, gpu=1, engine_ports=(20_000, 20_999)) for name in ("n1", "n2", "n3")]
@@ -501,6 +531,18 @@ def test_fetching_weights_takes_no_time_of_the_others() -> None:
     assert not one(overdue(heard(here, 9000.0), 9000.0)).broken
     here = says(here, "tiny-0-1", ShardState.STARTING, 9000.0)
     assert not one(overdue(heard(here, 9900.0), 9900.0)).broken
+
+
+def test_waiting_for_an_engine_that_is_being_installed_takes_no_time_of_the_others() -> None:
+    here = says(placed("n1", "n2"), "tiny-0-1", ShardState.STARTING, 5.0, detail="waits for llamacpp 2 to be installed")
+    installs = (EngineInstall(engine="llamacpp", version="2", state=InstallState.INSTALLING),)
+    for now in (5.0, 9000.0):
+        here = hear(heard(here, now), "n2", Heartbeat(installs=installs), now)
+        assert not one(overdue(here, now)).broken
+    here = says(here, "tiny-0-1", ShardState.STARTING, 9001.0)
+    there = hear(here, "n2", Heartbeat(installs=(replace(installs[0], state=InstallState.INSTALLED),)), 9001.0)
+    assert not one(overdue(heard(there, 9900.0), 9900.0)).broken
+    assert one(overdue(heard(there, 9940.0), 9940.0)).broken
 
 
 def test_a_silent_node_is_not_judged_by_the_deadline() -> None:

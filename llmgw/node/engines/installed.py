@@ -147,9 +147,10 @@ class Installed:
             await self.refresh(name)
 
     async def found(self, engine: str, version: str = "", waiting: Callable[[str], None] | None = None) -> Found:
-        """An engine's program, tried. While it is being installed it is waited for, and `waiting` told so in words.
+        """An engine's program, tried. While it is being installed it is waited for.
 
-        Raises NotFound where there is none, Failed where it does not work here.
+        `waiting` is told so in words, and "" when that is over. Raises NotFound where there is none,
+        Failed where it does not work here.
         """
         if engine not in self._adapters:
             raise NotFound(f"no engine is called {engine!r}", remedy=f"known are {', '.join(sorted(self._adapters))}")
@@ -158,6 +159,8 @@ class Installed:
             await self.refresh(engine)
             outcome = self.choice(engine, version)
             if isinstance(outcome, Found):
+                if waiting is not None and said:
+                    waiting("")  # from now on the start takes its own time
                 return outcome
             coming = self._awaited(engine, version)
             if coming is None:

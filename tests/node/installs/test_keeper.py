@@ -126,7 +126,7 @@ async def test_a_shard_waits_for_the_engine_that_is_being_installed(site: Site) 
         await agent.until(lambda install: install.state is InstallState.INSTALLING)
         found = await agent.installed.found("llamacpp", "0.10068.0", said.append)
         assert found.version == "0.10068.0"
-    assert set(said) == {"waits for llamacpp 0.10068.0 to be installed"}
+    assert said == ["waits for llamacpp 0.10068.0 to be installed", ""]
 
 
 @pytest.mark.skipif(shutil.which("uv", path=str(Path(sys.executable).parent)) is None, reason="there is no uv")
