@@ -117,7 +117,7 @@ def refusals(room: Room, need: Need, *, despite_cordon: bool = False) -> Iterato
     if need.apart and (beside := room.models & set(need.apart)):
         names = ", ".join(sorted(beside))
         yield no("apart", names, f"without {names}", f"runs {names}, which shares no node with this model")
-    if need.nodes > 1 and GANGS not in node.facts.features:
+    if need.nodes > 1 and not carries(node):
         version = node.facts.version or "unknown"
         text = f"has an agent of version {version}, which is too old for replicas of several nodes: upgrade its agent"
         yield no("agent", version, GANGS, text, room.facts_age)
@@ -169,6 +169,11 @@ def _too_little_disk(room: Room, need: Need) -> Iterator[Reason]:
 def fetched(source: str) -> bool:
     """Whether weights must be brought to the node: those of a hub or a URL; a path names files that are there."""
     return "://" in source and not source.startswith("file://")
+
+
+def carries(node: Node) -> bool:
+    """Whether a node's agent can be given a part of a replica of several nodes, by what it last said of itself."""
+    return node.facts is not None and GANGS in node.facts.features
 
 
 def engine_missing(node: Node, engine: str, version: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from llmgw.plane.checks import SILENT_INSTALLS, fetched
+from llmgw.plane.checks import SILENT_INSTALLS, carries, fetched
 from llmgw.plane.gang import Replica, hears, in_the_way, replicas, size
 from llmgw.plane.rooms import weights_of
 from llmgw.plane.world import Shard, Want, World
@@ -109,6 +109,8 @@ def _of_several(world: World, replica: Replica, shard: Shard) -> Command | None:
         case Want.RUN if replica.runs and not replica.broken:
             if _heard(shard) or in_the_way(world, shard) is not None:
                 return None
+            if not carries(world.nodes[shard.node]):
+                return None  # its agent was taken back since this was placed: it would start an engine by itself
             if not leads:
                 return _start(shard)
             if replica.sound and all(member.state is ShardState.READY for member in replica.members[1:]):

@@ -20,7 +20,7 @@ from immutables import Map
 
 from llmgw.plane import idle, rollout
 from llmgw.plane.attempts import EVERYWHERE
-from llmgw.plane.checks import Need, installed
+from llmgw.plane.checks import Need, carries, installed
 from llmgw.plane.gang import Replica, ended, order, replicas
 from llmgw.plane.members import Choice
 from llmgw.plane.round import Round
@@ -215,6 +215,8 @@ class _Planner(Round):
                 self._next(model, replica, why, wanted)
                 return
         if not replica.broken:
+            if (node := self._too_old(replica)) is not None:
+                self._next(model, replica, f"the agent of {node} is too old for replicas of several nodes", wanted)
             return
         waits = [shard.not_before for shard in replica.members if shard.not_before is not None]
         if waits and max(waits) > self.now:
@@ -227,6 +229,14 @@ class _Planner(Round):
         who = f"{blamed.id} on {blamed.node}" if replica.gang else "it"
         has = "has " if ended(blamed) else ""
         self._next(model, replica, f"{who} {has}{how}{f': {cause}' if cause else ''}", wanted)
+
+    def _too_old(self, replica: Replica) -> NodeId | None:
+        """A node whose agent was taken back before it was told of its part, which it is not told any more."""
+        for member in replica.members if replica.gang else ():
+            node = self.world.nodes.get(member.node)
+            if member.status is None and node is not None and node.stage is Stage.READY and not carries(node):
+                return node.id
+        return None
 
     def _next(self, model: Model, replica: Replica, why: str, wanted: int) -> None:
         if any(self.world.nodes[node].stage is not Stage.READY for node in replica.nodes):

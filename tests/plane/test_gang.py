@@ -294,7 +294,7 @@ def test_where_there_is_no_other_place_a_replica_waits_for_the_agent_that_was_ta
     here = taken_back(placed("n1", "n2"), "n2")
     stays = plan(here, 2.0)
     assert stays.steps == ()
-    assert [reason.check for reason in stays.unplaced[one(here).model].reasons if reason.node == "n2"] == ["agent"]
+    assert "agent" in [reason.check for reason in stays.unplaced[one(here).model].reasons if reason.node == "n2"]
     there = hear(here, "n2", register("n2", threads=1), 3.0)
     assert plan(there, 3.0).steps == ()
     assert told(there) == ["n2 start tiny-0-1 g1"]
