@@ -89,7 +89,9 @@ def _packaged() -> Whereabouts | None:
 def _python_version(engine: str, program: Path) -> str:
     """The version of a Python engine from the metadata beside its script: asking it takes half a minute of imports."""
     pattern = re.compile(rf"{re.escape(engine)}(?:[_-]cpu)?-(?P<version>[^-]+)\.dist-info", re.IGNORECASE)
-    for folder in program.resolve().parent.parent.glob("lib/python3*/site-packages"):
+    if (home := files.real(program)) is None:
+        return ""
+    for folder in home.parent.parent.glob("lib/python3*/site-packages"):
         for name in files.names(folder):
             if found := pattern.fullmatch(name):
                 return found["version"]

@@ -76,6 +76,14 @@ async def test_a_disk_without_room_for_the_trial_is_told_and_costs_the_agent_not
     assert f"({tmp_path}/gone/" in install.detail
 
 
+async def test_a_command_that_leads_in_a_circle_is_named(tmp_path: Path) -> None:
+    circle = tmp_path / "llama-server"
+    circle.symlink_to(circle)
+    installed = Installed([LlamaCpp()], commands={"llamacpp": [str(circle)]}, state=tmp_path)
+    with pytest.raises(NotFound, match=str(circle)):
+        await installed.found("llamacpp")
+
+
 @pytest.mark.parametrize("command", ["/no/such/llama-server", "/etc/passwd", "/tmp"])
 async def test_a_command_that_is_no_program_is_named(tmp_path: Path, command: str) -> None:
     installed = Installed([LlamaCpp()], commands={"llamacpp": [command]}, state=tmp_path)
