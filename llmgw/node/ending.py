@@ -41,7 +41,8 @@ def belonging(record: Record) -> dict[int, Seen]:
 async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[int | None, int | None]:
     """End every process of a run; when none is left, the first one's (exit code, signal) if it was our child.
 
-    SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went.
+    SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went. What
+    gives its shared memory back is spared for a second.
     What even that does not end (a process inside the kernel, waiting for a device, or one that became another user's)
     is told to `stubborn` and waited for, for ever.
     """
@@ -53,18 +54,32 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
             while members:
                 await _ended(members)
                 members = await trio.to_thread.run_sync(belonging, record)
-    pause = 1.0
+    pause, spared = 1.0, True
     while members := await trio.to_thread.run_sync(belonging, record):
+        tidying = {pid for pid in members if spared and _tidying(pid)}
         for seen in members.values():
-            kill(seen)
+            if seen.pid not in tidying:
+                kill(seen)
         with trio.move_on_after(pause) as waiting:
             await _ended(members)
-        if waiting.cancelled_caught:
+        spared = False
+        if waiting.cancelled_caught and not tidying:
             left = await trio.to_thread.run_sync(belonging, record)
             if left:
                 stubborn(f"these processes do not end even by SIGKILL: {_named(left)}")
                 pause = min(pause * 2, 10.0)
     return reap(record)
+
+
+def _tidying(pid: int) -> bool:
+    """Whether that is Python's own process that removes shared memory, by itself, once all others have ended.
+
+    An engine's shared memory is hundreds of megabytes in /dev/shm, which nobody else would ever give back.
+    """
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def reap(record: Record) -> tuple[int | None, int | None]:

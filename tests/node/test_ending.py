@@ -1,8 +1,16 @@
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
 import pytest
+import trio
 from msgspec import structs
 from trio.testing import MockClock
 
-from llmgw.node.ending import gpus_returned
+from llmgw.node import processes
+from llmgw.node.ending import clear, gpus_returned
 from llmgw.node.prepare import memory_there
 from llmgw.node.records import Record
 from llmgw.wire.facts import GpuProcess
@@ -64,3 +72,48 @@ async def test_more_memory_than_the_host_has_free_is_refused(autojump_clock: Moc
     assert failure is not None
     assert failure.code == "not-enough-memory"
     assert await memory_there(spec("llamacpp", memory=1 << 20), FACTS, None) is None
+
+
+#: An engine in Python: its memory is shared with a worker, and its name told.
+SHARING = """
+import multiprocessing, os, time
+from multiprocessing.shared_memory import SharedMemory
+
+def work(name):
+    shared = SharedMemory(name=name)
+    print(shared.name, flush=True)
+    time.sleep(100)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    shared = SharedMemory(create=True, size=1 << 20)
+    multiprocessing.Process(target=work, args=(shared.name,)).start()
+    time.sleep(100)
+"""
+
+
+def shared_memory(name: str) -> bool:
+    return Path("/dev/shm", name).exists()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("first", [True, False], ids=["its first process was killed", "it is killed whole"])
+async def test_an_engine_that_is_killed_leaves_no_shared_memory(first: bool) -> None:
+    # Not by `-c`: what is spawned reads the program again.
+    with NamedTemporaryFile("w", suffix=".py") as program:
+        program.write(SHARING)
+        program.flush()
+        words = [sys.executable, program.name]
+        engine = await trio.lowlevel.open_process(words, stdout=subprocess.PIPE, start_new_session=True)
+        assert engine.stdout is not None
+        with trio.fail_after(20):
+            name = (await engine.stdout.receive_some()).decode().strip()
+            assert shared_memory(name)
+            seen = processes.look(engine.pid)
+            assert seen is not None
+            if first:
+                engine.send_signal(signal.SIGKILL)
+            await clear(record(pid=engine.pid, started=seen.started), grace=0, stubborn=print)
+        assert not shared_memory(name)
+        await engine.wait()
+        await engine.stdout.aclose()

@@ -6,16 +6,20 @@ engine's last words are.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import sys
+import threading
 from typing import Any
 
 #: A GPU must have so many bytes free for a model to be loaded: an engine that serves must not be disturbed.
 NEEDED = 6 << 30
 #: The least that vLLM's back end for CPUs and the model take.
 NEEDED_CPU = 3 << 30
+#: Seconds for an engine's own end.
+ENDS_WITHIN = 5.0
 
 
 def roomiest() -> tuple[str, int, int] | None:
@@ -90,7 +94,20 @@ def vllm(gpu: tuple[str, int, int] | None) -> str:
     made = model.generate([{"prompt_token_ids": [1, 5, 7]}], sampling, use_tqdm=False)
     if len(made[0].outputs[0].token_ids) != 1:
         raise RuntimeError("a tiny model was loaded and made no token")
+    ended(model)
     return f"{words}, loaded a tiny model and made a token with it"
+
+
+def ended(model: Any) -> None:
+    """Let vLLM's core end by itself, if it does so soon: one that is killed leaves its shared memory in /dev/shm."""
+
+    def shutdown() -> None:
+        with contextlib.suppress(Exception):  # of another version; it is killed, then
+            model.llm_engine.engine_core.shutdown(timeout=ENDS_WITHIN)
+
+    ending = threading.Thread(target=shutdown, daemon=True)
+    ending.start()
+    ending.join(2 * ENDS_WITHIN)
 
 
 def sglang(_gpu: tuple[str, int, int] | None) -> str:
