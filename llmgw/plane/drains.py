@@ -8,7 +8,7 @@ import attrs
 
 from llmgw.plane.event import Event
 from llmgw.plane.world import Node, Settings, Shard, Want, World
-from llmgw.wire.facts import NodeId
+from llmgw.wire.facts import NodeId, ReplicaId
 
 
 def within(nodes: Iterable[Node | None], settings: Settings) -> float:
@@ -28,10 +28,12 @@ def of_replica(world: World, members: Iterable[Shard], settings: Settings) -> fl
 
 def kept(before: World, after: World, settings: Settings) -> World:
     """The world after a drain was taken back, in which what finishes already has as long as it had before."""
-    leaving = {shard.replica for shard in after.shards.values() if shard.want is Want.DRAIN}
+    leaving: dict[ReplicaId, list[Shard]] = {s.replica: [] for s in after.shards.values() if s.want is Want.DRAIN}
+    for shard in after.shards.values() if leaving else ():
+        if shard.replica in leaving:
+            leaving[shard.replica].append(shard)
     shards = after.shards
-    for replica in leaving:
-        members = [shard for shard in after.shards.values() if shard.replica == replica]
+    for members in leaving.values():
         longer = of_replica(before, members, settings) - of_replica(after, members, settings)
         if longer > 0:
             for shard in members:
@@ -51,9 +53,14 @@ def emptied(before: World, after: World, clock: float) -> tuple[Event, ...]:
     """An event for each node whose drain has come to its end: what was there is there no more."""
     if before.shards is after.shards and before.strays is after.strays:
         return ()
-    draining = [node for node in after.nodes.values() if node.draining]
-    ended = [node.id for node in draining if not left(after, node.id) and left(before, node.id)]
-    return tuple(drained(node, clock) for node in sorted(ended))
+    draining = {node.id for node in after.nodes.values() if node.draining}
+    ended = draining - _used(after) if draining else draining
+    return tuple(drained(node, clock) for node in sorted(ended & _used(before))) if ended else ()
+
+
+def _used(world: World) -> set[NodeId]:
+    """The nodes on which a shard or a stray is."""
+    return {shard.node for shard in world.shards.values()} | {stray.node for stray in world.strays.values()}
 
 
 def drained(node: NodeId, clock: float) -> Event:

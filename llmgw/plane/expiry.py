@@ -6,6 +6,7 @@ the numbers are what they are.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 import attrs
@@ -135,7 +136,7 @@ def _together(nodes: Iterable[Node], now: float, settings: Settings) -> tuple[in
     silent.sort()
     # The latest window that holds enough of them: later silences prolong the doubt, older ones are believed.
     for end in range(len(silent) - 1, -1, -1):
-        count = sum(silent[end] - at <= settings.together for at in silent[: end + 1])
+        count = end + 1 - bisect_left(silent, silent[end] - settings.together)
         if count >= settings.together_least and count > settings.together_share * fleet:
             return count, fleet, silent[end]
     return None
