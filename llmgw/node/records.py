@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -110,10 +111,12 @@ class Records:
             os.close(descriptor)
 
     def load(self) -> tuple[tuple[Record, ...], tuple[Path, ...]]:
-        """All records, and the files that were none: those are set aside under another name and kept."""
+        """All records, and the files that were none: those are set aside under another name and kept.
+
+        A disk that takes nothing keeps no agent from starting: it is told by the first shard that needs it.
+        """
         found: list[Record] = []
         broken: list[Path] = []
-        self._folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._folder.glob("*.json")):
             try:
                 record = decode(path.read_bytes())
@@ -129,5 +132,6 @@ class Records:
                 aside = path
             broken.append(aside)
         for leftover in self._folder.glob(".*.new"):
-            leftover.unlink(missing_ok=True)
+            with suppress(OSError):
+                leftover.unlink()
         return tuple(found), tuple(broken)

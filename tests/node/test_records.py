@@ -68,6 +68,14 @@ def test_a_record_under_another_shards_name_is_not_believed(tmp_path: Path) -> N
     assert (found, len(broken)) == ((), 1)
 
 
+def test_a_folder_that_cannot_be_one_keeps_no_agent_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "shards").write_text("in the way")
+    records = Records(tmp_path / "shards")
+    assert records.load() == ((), ())
+    with pytest.raises(OSError, match="exists"):
+        records.write(record())
+
+
 def test_fields_of_a_newer_agent_are_ignored(tmp_path: Path) -> None:
     records = Records(tmp_path)
     records.write(record())
