@@ -217,7 +217,8 @@ def _waits(shard: Shard, members: Sequence[Shard], over: Shard | None, world: Wo
             return f"the next attempt, in {format_duration(shard.not_before - now)}"
         return "room for its next attempt" if shard.model in world.unplaced else ""
     if not node.connected:
-        return f"{shard.node} has no stream: its agent is awaited"
+        # One that serves goes on: its replica waits for nothing.
+        return "" if state is ShardState.READY else f"{shard.node} has no stream: its agent is awaited"
     if shard.status is None or shard.status.generation != shard.generation:
         late = [other for other in members if other.rank and not _is_ready(other, shard.generation)]
         if shard.rank == 0 and late:
