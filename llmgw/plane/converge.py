@@ -191,7 +191,3 @@ class Told:
 
     def sent(self, node: NodeId, command: Command, stream: int, now: float) -> None:
         self._sent[_key(node, command)] = _Sent(command, stream, now)
-
-    def next(self) -> float | None:
-        """When the first command is sent again, on the monotonic clock."""
-        return min((sent.at for sent in self._sent.values()), default=None)
