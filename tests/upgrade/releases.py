@@ -5,6 +5,7 @@ It lies in tests/releases, so that a checkout without tags or history has it, to
 
 from __future__ import annotations
 
+import atexit
 import re
 import shutil
 import sys
@@ -46,9 +47,16 @@ class Release:
         return {"PYTHONPATH": str(self.unpacked()), "PYTHONSAFEPATH": "1"}
 
 
+def _folder() -> Path:
+    """One that lasts as long as this process."""
+    folder = Path(mkdtemp(prefix="llmgw-release-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @cache
 def _unpacked(file: Path) -> Path:
-    folder = Path(mkdtemp(prefix="llmgw-release-"))
+    folder = _folder()
     with tarfile.open(file) as archive:
         archive.extractall(folder, filter="data") if sys.version_info >= (3, 11, 4) else archive.extractall(folder)
     return folder
@@ -70,7 +78,7 @@ def previous() -> Release:
 @cache
 def _varied(version: str, more: tuple[tuple[str, str], ...]) -> Path:
     """A copy of this tree that calls itself `version`, with text appended to some of its files."""
-    folder = Path(mkdtemp(prefix="llmgw-varied-"))
+    folder = _folder()
     tree = folder / f"llmgw-{version}"
     shutil.copytree(HERE.parent / "llmgw", tree / "llmgw", ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in (*more, ("__init__.py", f'\n__version__ = "{version}"\n')):
