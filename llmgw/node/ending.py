@@ -22,10 +22,12 @@ from llmgw.wire.facts import GpuProcess
 
 #: Asks the driver which processes hold memory on which GPU.
 GpuHolders = Callable[[], Awaitable[tuple[GpuProcess, ...]]]
-#: Is told what does not end, in words, each time that is looked at again; "" when there is nothing left to say.
+#: Is told what does not end, in words, each time that is looked at again; "" when there is nothing to say of it yet.
 Stubborn = Callable[[str], None]
 
 _RETURN_SECONDS = 30.0
+#: Giving back hundreds of gigabytes takes the kernel some seconds: one that is still there after these is stubborn.
+_DIES_WITHIN = 5.0
 
 
 def belonging(record: Record) -> dict[int, Seen]:
@@ -54,7 +56,7 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
             while members:
                 await _ended(members)
                 members = await trio.to_thread.run_sync(belonging, record)
-    pause, spared = 1.0, True
+    pause, spared, since = 1.0, True, trio.current_time()
     while members := await trio.to_thread.run_sync(belonging, record):
         tidying = {pid for pid in members if spared and _tidying(pid)}
         for seen in members.values():
@@ -66,8 +68,9 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
         if waiting.cancelled_caught and not tidying:
             left = await trio.to_thread.run_sync(belonging, record)
             if left:
-                stubborn(f"these processes do not end even by SIGKILL: {_named(left)}")
-                pause = min(pause * 2, 10.0)
+                late = trio.current_time() - since >= _DIES_WITHIN
+                stubborn(f"these processes do not end even by SIGKILL: {_named(left)}" if late else "")
+            pause = min(pause * 2, 10.0)
     return reap(record)
 
 

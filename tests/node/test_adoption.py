@@ -244,6 +244,8 @@ async def test_an_engine_that_leaves_a_process_which_nothing_ends_says_so_instea
         await until(lambda: len(ours(state)) == 2)
         (state / "go").touch()
         stopping = await agent_.told("stopping")
+        while not stopping.detail:  # it may only take its time
+            stopping = await agent_.told("stopping")
         (left,) = ours(state)
         assert f"do not end even by SIGKILL: {left} (" in stopping.detail
         os.kill(left, signal.SIGKILL)
