@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from llmgw.plane.gang import mates, size
 from llmgw.plane.world import Shard, Stage, Unplaced, Want, World, seen
-from llmgw.wire.facts import ShardState
+from llmgw.wire.facts import NodeId, ShardState
 
 
 class Endpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,12 +145,14 @@ def routes_of(world: World, endpoints: Iterable[StaticEndpoint] = ()) -> Routes:
 
     models: dict[str, ModelRoute] = {}
     idle = {str(name): model.idle for name, model in world.models.items() if model.idle}
+    silent = {node.id for node in world.nodes.values() if node.stage in (Stage.EXPECTED, Stage.UNREACHABLE)}
     for name in sorted({*world.models, *serving, *outside}):
         ready = (*serving.get(name, ()), *outside.get(name, ()))
         if ready:
             models[name] = ModelRoute(state=ModelState.READY, endpoints=ready, idle=idle.get(name, 0.0))
         else:
-            models[name] = replace(_without_endpoint(world, name, placed.get(name, [])), idle=idle.get(name, 0.0))
+            route = _without_endpoint(world, name, placed.get(name, []), silent)
+            models[name] = replace(route, idle=idle.get(name, 0.0))
     return Routes(models=models, settling=world.settling_until is not None)
 
 
@@ -187,7 +189,7 @@ def _hindering(world: World, leader: Shard) -> Shard:
     return next((m for m in unready if not m.state.alive), unready[0] if unready else leader)
 
 
-def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRoute:
+def _without_endpoint(world: World, name: str, placed: list[Shard], silent: Collection[NodeId]) -> ModelRoute:
     there = [leader for leader in placed if not _gone(world, leader)]
     unplaced = next((entry for key, entry in world.unplaced.items() if key == name), None)
     if there or (placed and unplaced is None):
@@ -214,7 +216,7 @@ def _without_endpoint(world: World, name: str, placed: list[Shard]) -> ModelRout
         if model is not None and model.idle:
             return ModelRoute(state=ModelState.STARTING, reason=UNLOADED)
         return ModelRoute(state=ModelState.STARTING, reason="it is about to be placed")
-    if _may_return(world, unplaced):
+    if silent and _may_return(silent, unplaced):
         return ModelRoute(
             state=ModelState.STARTING, reason="a node that may take it has not been heard of, and may return"
         )
@@ -230,12 +232,11 @@ def _gone(world: World, leader: Shard) -> bool:
     return any(node is None or node.stage is Stage.LOST for node in nodes)
 
 
-def _may_return(world: World, unplaced: Unplaced) -> bool:
+def _may_return(silent: Collection[NodeId], unplaced: Unplaced) -> bool:
     """Whether only silence keeps a node from taking it, by what is known, and it is not lost: it may be back soon."""
-    silent = {reason.node for reason in unplaced.reasons if reason.check in ("inventory", "stage")}
-    silent -= {reason.node for reason in unplaced.reasons if reason.check not in ("inventory", "stage")}
-    nodes = (world.nodes.get(id) for id in silent)
-    return any(node is not None and node.stage in (Stage.EXPECTED, Stage.UNREACHABLE) for node in nodes)
+    away = {reason.node for reason in unplaced.reasons if reason.check in ("inventory", "stage")}
+    away -= {reason.node for reason in unplaced.reasons if reason.check not in ("inventory", "stage")}
+    return any(node in silent for node in away)
 
 
 #: How near to ready a shard is: a client is told of the nearest one.
