@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from llmgw.plane.gang import mates, size
 from llmgw.plane.world import Shard, Stage, Unplaced, Want, World, seen
-from llmgw.wire.facts import NodeId, ShardState
+from llmgw.wire.facts import ModelName, NodeId, ShardState
 
 
 class Endpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,7 +191,7 @@ def _hindering(world: World, leader: Shard) -> Shard:
 
 def _without_endpoint(world: World, name: str, placed: list[Shard], silent: Collection[NodeId]) -> ModelRoute:
     there = [leader for leader in placed if not _gone(world, leader)]
-    unplaced = next((entry for key, entry in world.unplaced.items() if key == name), None)
+    unplaced = world.unplaced.get(ModelName(name))
     if there or (placed and unplaced is None):
         nearest = (_hindering(world, leader) for leader in there or placed)
         shard = max(nearest, key=lambda shard: _NEARNESS.get(shard.state, 0))
@@ -209,7 +209,7 @@ def _without_endpoint(world: World, name: str, placed: list[Shard], silent: Coll
         return ModelRoute(state=ModelState.STARTING, reason=reason)
     if world.settling_until is not None:
         return ModelRoute(state=ModelState.STARTING, reason="the plane has just started and waits for its nodes")
-    model = next((model for key, model in world.models.items() if key == name), None)
+    model = world.models.get(ModelName(name))
     if model is not None and model.replicas == 0:
         return ModelRoute(state=ModelState.UNPLACED, reason="it is scaled to zero replicas")
     if unplaced is None:
