@@ -51,7 +51,7 @@ def _llmgw() -> None:
 @click.option("--once", is_flag=True, help="Stop after the chat.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where it all lies, and stays.")
 def demo(once: bool, directory: Path | None) -> None:
-    """A plane, two nodes and a model of two replicas on this machine, and a chat with it."""
+    """A plane, two nodes and two models on this machine, one of them over both nodes, and a chat with each."""
     from functools import partial
 
     import trio

@@ -44,7 +44,11 @@ def table(answer: Answer, width: int) -> RenderableType:
     )
     reply = answer.read(EnginesReply)
     rows = [row for node in reply.nodes for row in _rows(node)]
-    return columns(heads, rows, nothing="no node has an engine, and none is wanted: see [engines]", width=width)
+    silent = [node.node for node in reply.nodes if not node.engines and not node.connected]
+    nothing = "no node has an engine, and none is wanted: see [engines]"
+    if len(silent) == len(reply.nodes) == 1:
+        nothing = f"{silent[0]} has said nothing of its engines since the plane started: it is not connected"
+    return columns(heads, rows, nothing=nothing, width=width)
 
 
 def _rows(node: NodeEnginesView) -> Iterator[tuple[Cell, ...]]:

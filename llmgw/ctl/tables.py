@@ -43,6 +43,18 @@ from llmgw.wire.api import (
 from llmgw.wire.facts import EngineInstall
 
 
+def _placed(now: StatusReply) -> Text:
+    """The replicas that have a place, by state, and how many have none."""
+    missing = max(0, now.replicas_wanted - sum(now.replicas.values()))
+    if not now.replicas:
+        return Text("none placed")
+    return (
+        Text.assemble(counted(now.replicas), (f", {missing} not placed", "yellow"))
+        if missing
+        else counted(now.replicas)
+    )
+
+
 def status(answer: Answer, width: int) -> RenderableType:
     now = answer.read(StatusReply)
     left = f", {age(now.waiting_for)} left" if now.waiting_for else ""
@@ -51,7 +63,7 @@ def status(answer: Answer, width: int) -> RenderableType:
         ("nodes", _counts(now.nodes, f"{now.nodes_connected} connected", now.nodes_cordoned, "cordoned or draining")),
         ("GPUs", str(now.gpus) if now.gpus else ""),
         ("models", f"{now.models_complete} of {now.models} complete"),
-        ("replicas", words(f"{now.replicas_wanted} wanted:", counted(now.replicas) if now.replicas else "none placed")),
+        ("replicas", words(f"{now.replicas_wanted} wanted:", _placed(now))),
         ("strays", f"{now.strays} processes that no placement claims" if now.strays else ""),
         ("problems", counted(now.problems) if now.problems else "none open"),
         ("gateways", _gateways(now.gateway)),

@@ -197,7 +197,8 @@ def _opened(source: Path, near: Path) -> Iterator[tuple[Path, dict[str, bytes]]]
             beside = _unpack(source, fresh)
         except (OSError, sqlite3.Error, tarfile.TarError) as error:
             raise BadInput(
-                f"{source} is no backup, or is damaged: {error}", remedy="`llmgw-plane backup` makes one"
+                f"{source} is no backup, or is damaged: {str(error).splitlines()[0].rstrip(':')}",
+                remedy="`llmgw-plane backup` makes one",
             ) from None
         yield fresh, beside
 

@@ -79,10 +79,13 @@ def gateway(config: Path | None, directory: Path | None, workers: int) -> None:
     import trio
 
     from llmgw import log
+    from llmgw.errors import NotFound
     from llmgw.plane.gateway import process
     from llmgw.plane.settings import find, load
 
     settings = load(find(config, directory), directory=directory)
+    if not settings.directory.is_dir():
+        raise NotFound(f"there is no plane in {settings.directory}", remedy="give its directory with --dir or --config")
     log.set_up(settings.log)
     trio.run(process.run, settings, workers)
 
@@ -126,13 +129,16 @@ def restored(config: Path | None, directory: Path | None) -> None:
 @plane.command()
 @_config
 @_directory
-@click.argument("file", type=click.Path(path_type=Path))
-def backup(config: Path | None, directory: Path | None, file: Path) -> None:
+@click.argument("file")
+def backup(config: Path | None, directory: Path | None, file: str) -> None:
     """Write all that makes this plane this plane into one FILE, or into a directory. The plane may run meanwhile."""
+    from llmgw.errors import NotFound
     from llmgw.plane import backup as backing
     from llmgw.plane.settings import find, load
 
-    made = backing.backup(load(find(config, directory), directory=directory), file)
+    if file.endswith("/") and not Path(file).is_dir():
+        raise NotFound(f"there is no directory {file}", remedy="make it, or name a file")
+    made = backing.backup(load(find(config, directory), directory=directory), Path(file))
     click.echo(f"{made.path}: {made.bytes / (1 << 20):.1f} MiB, {', '.join(made.files)}")
     click.echo("It holds the CA's key: keep it as you keep that.", err=True)
     if made.missing:

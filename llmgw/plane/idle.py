@@ -42,7 +42,8 @@ def asked(world: World, names: Iterable[str], now: float, clock: float) -> tuple
         if model is None or not model.idle:
             continue
         if model.replicas and not wanted(world, model, now):
-            text = f"{name}: a request waits for it, so it is loaded ({model.replicas} replicas)"
+            many = f"{model.replicas} replica{'s' if model.replicas != 1 else ''}"
+            text = f"{name}: a request waits for it, so it is loaded ({many})"
             events.append(Event(kind="model-asked", subject=f"model:{name}", text=text, clock=clock))
         marks = marks.set(model.name, now)
     if marks is world.asked:

@@ -87,7 +87,7 @@ def why(world: World, name: ModelName, now: float, settings: Settings = DEFAULT)
         return _looked_into(attrs.evolve(found, text=text), world, model, stuck, now, settings) or attrs.evolve(
             found, text=text, reasons=held.reasons, smallest_change=held.smallest_change
         )
-    missing = f"{wanted - placed} of {wanted} replicas are not placed"
+    missing = f"{wanted - placed} of {wanted} replicas are not placed" if wanted > 1 else "its replica is not placed"
     if not world.nodes:
         change = "join a node: `llmgw ctl token create`, then `llmgw-node join` there"
         return attrs.evolve(found, text=f"{missing}: no node has joined", smallest_change=change)

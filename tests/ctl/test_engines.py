@@ -29,3 +29,8 @@ def test_each_engine_of_each_node_is_a_line_with_what_came_of_it() -> None:
 
 def test_a_fleet_without_engines_says_so() -> None:
     assert "no node has an engine" in text(table(Answer(msgspec.json.encode(EnginesReply())), 200))
+
+
+def test_a_node_that_has_not_been_heard_has_not_said_that_it_has_no_engine() -> None:
+    reply = EnginesReply(nodes=(NodeEnginesView(node="n3"),))
+    assert "n3 has said nothing of its engines" in text(table(Answer(msgspec.json.encode(reply)), 200))

@@ -14,7 +14,7 @@ from llmgw.ctl.client import Answer
 from llmgw.plane.admin import views
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.world import World
-from llmgw.wire.api import AttemptView, FailureView, MemberView, ReplicaReply, ShardView
+from llmgw.wire.api import AttemptView, FailureView, MemberView, ReplicaReply, ShardView, StatusReply
 from tests.plane.admin.sample import NOW, WALL, draining_world, gang_world, world
 
 Table = Callable[[Answer, int], RenderableType]
@@ -163,3 +163,8 @@ def test_a_draining_node_shows_what_is_left_and_an_empty_one_is_drained() -> Non
     nodes = views.nodes(here, NOW).nodes
     empty = msgspec.structs.replace(nodes[1], shards=0, drained=True)
     assert "ready drained" in drawn(msgspec.structs.replace(views.nodes(here, NOW), nodes=(empty,)), tables.nodes)
+
+
+def test_status_counts_the_replicas_that_have_no_place() -> None:
+    reply = StatusReply(plane="p", replicas_wanted=7, replicas={"ready": 2, "failed": 2})
+    assert "7 wanted: 2 ready, 2 failed, 3 not placed" in drawn(reply, tables.status)

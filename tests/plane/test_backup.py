@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from llmgw.cli import plane
-from llmgw.errors import BadInput, Conflict
+from llmgw.errors import BadInput, Conflict, NotFound
 from llmgw.plane.backup import BESIDE, STATE, backup, restore
 from llmgw.plane.init import init
 from llmgw.plane.restored import LEAP
@@ -165,8 +165,9 @@ def test_a_backup_of_a_newer_release_is_refused_and_nothing_is_changed(
 def test_a_file_that_is_no_backup_is_refused(directory: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "what").write_bytes(content)
     before = (directory / "plane.db").read_bytes()
-    with pytest.raises(BadInput, match="what"):
+    with pytest.raises(BadInput, match="what") as refused:
         restore(lambda: settings(directory), tmp_path / "what")
+    assert "\n" not in str(refused.value)
     assert (directory / "plane.db").read_bytes() == before
 
 
@@ -188,6 +189,18 @@ def test_an_entry_of_a_backup_leads_nowhere_else(directory: Path, tmp_path: Path
     restore(lambda: settings(tmp_path / "deep" / "fresh"), made.path)
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["fresh"]
     assert not (tmp_path / "deep" / "fresh" / "plane.toml").is_symlink()
+
+
+def test_a_directory_that_is_not_there_is_not_taken_for_the_name_of_a_backup(directory: Path, tmp_path: Path) -> None:
+    assert plane(["backup", "--dir", str(directory), f"{tmp_path}/nowhere/"]) == NotFound.exit_status
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_gateway_without_a_planes_directory_does_not_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plane(["gateway", "--dir", str(tmp_path / "nowhere")]) == NotFound.exit_status
+    assert "there is no plane in" in capsys.readouterr().err
 
 
 def test_the_commands_say_what_they_did(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_a_model_that_is_placed_and_ready_needs_nothing() -> None:
 
 def test_a_model_without_any_node_is_told_to_join_one() -> None:
     found = why(world(models=[model()]), TINY, 0.0)
-    assert found.text == "1 of 1 replicas are not placed: no node has joined"
+    assert found.text == "its replica is not placed: no node has joined"
     assert "llmgw-node join" in found.smallest_change
 
 
@@ -215,7 +215,7 @@ def test_a_replica_on_a_lost_node_is_not_placed_and_bringing_that_node_back_is_e
     here = ready(settle(world(register("n1", threads=1), models=[model()]))[0])
     node = attrs.evolve(here.nodes[NodeId("n1")], stage=Stage.LOST)
     found = why(attrs.evolve(here, nodes=here.nodes.set(node.id, node)), TINY, 10.0)
-    assert (found.placed, found.text) == (0, "1 of 1 replicas are not placed: no node passes every check")
+    assert (found.placed, found.text) == (0, "its replica is not placed: no node passes every check")
     assert found.smallest_change == "bring n1 back: its agent is not heard"
 
 

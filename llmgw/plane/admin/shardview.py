@@ -199,13 +199,20 @@ def waits(members: Sequence[Shard], world: World, now: float) -> tuple[tuple[Sha
     return tuple((shard, words) for shard, words in found if words)
 
 
+def _node_stands(node: Node | None) -> str:
+    """How a node that is not ready stands, in words."""
+    if node is None:
+        return "not known"
+    return "not back since the plane started" if node.stage is Stage.EXPECTED else node.stage.value
+
+
 def _waits(shard: Shard, members: Sequence[Shard], over: Shard | None, world: World, now: float) -> str:
     """What one member waits for. `over`: the one that ended the replica's attempt, if it has ended."""
     node, state = world.nodes.get(shard.node), shard.state
     if node is None or node.stage is not Stage.READY:
         if state is ShardState.READY and node is not None and node.stage is Stage.UNREACHABLE:
             return ""
-        return f"{shard.node} is {'not known' if node is None else node.stage.value}"
+        return f"{shard.node} is {_node_stands(node)}"
     if state is ShardState.STOPPING and (left := _said(shard)):
         return f"its end: {left}"
     if shard.want is not Want.RUN:

@@ -39,7 +39,7 @@ function show(all) {
     m.name, m.engine, { n: m.ready }, { n: m.placed }, { n: m.unloaded ? `${m.wanted} of ${m.replicas}` : m.wanted },
     [m.paused ? mark("paused", "bad") : "", [m.rollout, m.paused].filter(Boolean).join(" — ")],
     [m.ready >= m.wanted && m.wanted ? mark("complete", "good") : m.unloaded ? mark("unloaded") : "",
-      [m.reason, m.smallest_change].filter(Boolean).join(" — ")],
+      [m.unloaded ? m.reason.replace(/^unloaded: /, "") : m.reason, m.smallest_change].filter(Boolean).join(" — ")],
   ], "No model is wanted: llmgw ctl apply -f models.toml");
   table("replicas", all.replicas, r => r.id, r => {
     const load = name => r.shards.some(s => s[name] != null) ? r.shards.reduce((sum, s) => sum + (s[name] ?? 0), 0) : null;
