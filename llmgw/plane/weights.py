@@ -51,6 +51,8 @@ def _keeping(weights: Weights, needed: Mapping[str, str], grace: float) -> str:
         return "a shard on this node uses it"
     if weights.fetching:
         return "it is being fetched"
+    if weights.error and not weights.bytes:
+        return "nothing of it is there: it could not be fetched"
     if weights.idle is None:
         return "the node does not say when it was last used"
     if weights.idle < grace:

@@ -135,7 +135,8 @@ def _serves(world: World, replica: Replica) -> bool:
 def _unloaded(world: World, model: Model, running: int, now: float) -> str:
     """How a model stands that is unloaded while nobody asks for it."""
     asked = world.asked.get(model.name)
-    since = "nobody has asked for it" + (f" for {now - asked:.0f} s" if asked is not None else " yet")
+    lately = f"for {now - asked:.0f} s" if asked is not None else "since the plane started"
+    since = f"nobody has asked for it {lately}"
     being = "being unloaded" if running else "unloaded"
     return f"{being}: {since}; a request loads it ({model.replicas} replica{'s' if model.replicas != 1 else ''})"
 

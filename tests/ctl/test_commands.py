@@ -136,7 +136,8 @@ async def test_steering_a_node(rig: Rig) -> None:
     assert rig.fleet.world.value.nodes[NodeId("node-a")].draining
     await ok(rig, "undrain", "node-a")
     assert not rig.fleet.world.value.nodes[NodeId("node-a")].draining
-    await ok(rig, "node", "label", "gpu-01", "zone=b", "rack-")
+    assert await ok(rig, "node", "label", "gpu-01", "zone=b", "rack-") == "gpu-01 has the labels zone=b\n"
+    assert await ok(rig, "node", "label", "gpu-01", "none-") == "gpu-01 has the labels zone=b\n"
     assert dict(rig.fleet.world.value.nodes[NodeId("gpu-01")].labels) == {"zone": "b"}
     await ok(rig, "node", "forget", "node-b")
     assert NodeId("node-b") not in rig.fleet.world.value.nodes

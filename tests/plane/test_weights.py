@@ -49,6 +49,11 @@ def test_a_node_that_does_not_say_when_it_was_used_keeps_it() -> None:
     assert "does not say" in proposal([unsaid], {}, 0.0).kept["hf://org/old"]
 
 
+def test_what_could_not_be_fetched_has_nothing_to_remove() -> None:
+    failed = Weights(source="hf://org/none", error="no such repository")
+    assert proposal([failed], {}, 0.0).kept == {"hf://org/none": "nothing of it is there: it could not be fetched"}
+
+
 @given(
     st.lists(
         st.builds(

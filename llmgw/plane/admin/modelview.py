@@ -65,7 +65,7 @@ def _model(
     elif ready < wanted:
         reason = next((view.cause for view in replicas if view.state != ShardState.READY and view.cause), "")
     elif unloaded:
-        lately = f"for {format_duration(model.idle)}" if name in world.asked else "yet"
+        lately = f"for {format_duration(model.idle)}" if name in world.asked else "since the plane started"
         reason = f"unloaded: nobody has asked for it {lately}; a request loads it"
     left = idle.awake_until(world, model) - now
     rollout = None

@@ -343,7 +343,7 @@ def test_a_model_that_is_unloaded_wants_nothing_and_says_what_loads_it() -> None
     here = attrs.evolve(here, models=here.models.set(name, idle), shards=Map())
     shown = {one.name: one for one in views.models(here, NOW, WALL).models}["tiny"]
     assert (shown.wanted, shown.replicas, shown.unloaded, shown.idle_in) == (0, 1, True, None)
-    assert shown.reason == "unloaded: nobody has asked for it yet; a request loads it"
+    assert shown.reason == "unloaded: nobody has asked for it since the plane started; a request loads it"
     here = attrs.evolve(here, asked=Map({name: NOW - 100}))
     shown = {one.name: one for one in views.models(here, NOW, WALL).models}["tiny"]
     assert (shown.wanted, shown.unloaded, shown.idle_in) == (1, False, 500.0)

@@ -14,6 +14,7 @@ from llmgw.plane import drains
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
 from llmgw.plane.expect import in_words
+from llmgw.plane.rooms import labels_of
 from llmgw.units import format_duration
 from llmgw.wire.api import DoneReply
 from llmgw.wire.facts import NodeId
@@ -94,7 +95,9 @@ def blueprint(admin: Admin) -> Blueprint:
             raise BadInput("no label was given", remedy="give KEY=VALUE, or KEY- to take one away")
         node = views.known_node(fleet.world.value, name).id
         await fleet.label(node, wanted)
-        return answer(DoneReply(text=f"{node} is labelled"))
+        has = labels_of(fleet.world.value.nodes[node])
+        words = ", ".join(f"{key}={value}" for key, value in sorted(has.items()))
+        return answer(DoneReply(text=f"{node} has the labels {words}" if words else f"{node} has no labels"))
 
     @part.post("/nodes/<name>/acknowledge")
     async def acknowledge(name: str) -> Response:
