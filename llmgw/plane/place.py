@@ -299,7 +299,7 @@ class Rooms:
             not installed(found.node, need),
             gpus,
             found.threads_free - resources.cpu_threads,
-            found.memory_free - resources.memory_bytes,
+            (found.memory_free - resources.memory_bytes) >> 30,  # what is measured differs by some MiB between equals
         )
 
     def _some_disk_is_full(self) -> bool:

@@ -436,7 +436,7 @@ def brute(here: World, wanted: Model, now: float) -> str | None:
                     not any(i.engine == need.engine for i in found.node.facts.installs),  # type: ignore[union-attr]
                     free,
                     found.threads_free - need.resources.cpu_threads,
-                    found.memory_free - need.resources.memory_bytes,
+                    (found.memory_free - need.resources.memory_bytes) >> 30,
                     str(node.id),
                 )
             )
