@@ -20,6 +20,8 @@ from llmgw.plane.world import Frozen, Node, Settings, Stage, World
 UNHURRIED, CROWDED = 1_000, 5_000
 SHORTEST, LONGEST = 5.0, 7.0
 
+_TOGETHER = "fell silent together"
+
 
 def heartbeat_for(nodes: int) -> float:
     """The heartbeat period for a fleet of this size, in seconds (B1)."""
@@ -79,8 +81,11 @@ def expire(
         if together is not None:
             count, fleet, last = together
             if last + settings.believe > now:
-                reason = f"{count} of {fleet} nodes fell silent together"
+                reason = f"{count} of {fleet} nodes {_TOGETHER}"
                 frozen = _freeze(frozen, reason, now, last + settings.believe, say)
+        elif frozen is not None and frozen.reason.endswith(_TOGETHER):
+            # They are back, or most of them: a quiet period is enough for whoever is not.
+            frozen = attrs.evolve(frozen, until=min(frozen.until, now + settings.quiet))
 
     if frozen is not None and now >= frozen.until:
         say("losses-resumed", f"losses are decided again after a quiet period: {frozen.reason}")

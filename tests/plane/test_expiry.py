@@ -84,6 +84,16 @@ def test_nodes_that_return_end_the_doubt_after_its_quiet_period() -> None:
     assert set(stages(here).values()) == {"ready"}
 
 
+def test_when_most_have_returned_a_quiet_period_is_enough_for_whoever_has_not() -> None:
+    here, _ = run(fleet(3), 60.0, silent={"n0", "n1"})
+    back = 65.0
+    here, _ = run(here, back + DEFAULT.quiet - 1, since=60.0, silent={"n0"})
+    assert stages(here)["n0"] == "unreachable"
+    here, events = run(here, back + DEFAULT.quiet, since=back + DEFAULT.quiet - 1, silent={"n0"})
+    assert [e.kind for e in events] == ["losses-resumed", "node-lost"]
+    assert stages(here) == {"n0": "lost", "n1": "ready", "n2": "ready"}
+
+
 @pytest.mark.parametrize(("count", "silent"), [(10, 2), (11, 2), (100, 20)])
 def test_a_fifth_of_the_fleet_is_not_yet_too_many(count: int, silent: int) -> None:
     here, events = run(fleet(count), 91.0, silent={f"n{n}" for n in range(silent)})

@@ -197,7 +197,9 @@ def test_a_model_that_is_unloaded_says_since_when_nobody_asked_for_it_and_what_l
         1,
         "",
     )
-    assert why(attrs.evolve(here, asked=Map()), TINY, 5.0).text.startswith("unloaded: nobody has asked for it since the plane started")
+    assert why(attrs.evolve(here, asked=Map()), TINY, 5.0).text.startswith(
+        "unloaded: nobody has asked for it since the plane started"
+    )
 
 
 def test_a_leader_says_which_followers_it_waits_for_and_how_they_stand() -> None:
