@@ -16,7 +16,7 @@ from llmgw import errors
 from llmgw.ctl.target import Target
 from llmgw.errors import BadInput, Conflict, Failed, LlmgwError, NotFound, Refused, TimedOut, Unavailable
 from llmgw.tls import client_context, explain
-from llmgw.wire.api import API, ApiError, ErrorReply
+from llmgw.wire.apicommon import API, ApiError, ErrorReply
 
 T = TypeVar("T")
 

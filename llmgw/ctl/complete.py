@@ -18,7 +18,7 @@ def _names(ctx: click.Context, incomplete: str, path: str, listed: str, key: str
     from llmgw.ctl.running import target
     from llmgw.errors import LlmgwError
     from llmgw.tls import client_context
-    from llmgw.wire.api import API
+    from llmgw.wire.apicommon import API
 
     try:
         plane = target(ctx)

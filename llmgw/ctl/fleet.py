@@ -104,7 +104,7 @@ def _read(path: str) -> bytes:
 
 
 def _applied(answer: Answer) -> None:
-    from llmgw.wire.api import ApplyReply
+    from llmgw.wire.modelapi import ApplyReply
 
     reply = answer.read(ApplyReply)
     would = "would be " if reply.dry_run else ""

@@ -22,15 +22,8 @@ from llmgw.ctl.show import (
     word,
     words,
 )
-from llmgw.wire.api import (
-    AttemptView,
-    EvidenceView,
-    FailureView,
-    HistoryReply,
-    MemberView,
-    ReplicaReply,
-    ShardView,
-)
+from llmgw.wire.modelapi import HistoryReply
+from llmgw.wire.replicaapi import AttemptView, EvidenceView, FailureView, MemberView, ReplicaReply, ShardView
 
 #: Lines of a failure that are shown; the log has all of them.
 _LINES = 15

@@ -25,7 +25,8 @@ from llmgw.ctl.show import (
     words,
 )
 from llmgw.ctl.tables import engines, problem_table, shard_table, stage
-from llmgw.wire.api import DoctorView, GpuView, LeavingView, NodeReply, NodeRow, PortView
+from llmgw.wire.api import DoctorView
+from llmgw.wire.nodeapi import GpuView, LeavingView, NodeReply, NodeRow, PortView
 
 
 def node(answer: Answer, width: int) -> RenderableType:

@@ -118,7 +118,7 @@ def complain(error: LlmgwError, output: str = "table") -> None:
     if output == "json":
         import msgspec
 
-        from llmgw.wire.api import ApiError, ErrorReply
+        from llmgw.wire.apicommon import ApiError, ErrorReply
 
         said = ErrorReply(error=ApiError(code=error.code, message=error.what, remedy=error.remedy))
         click.echo(msgspec.json.encode(said), err=True)

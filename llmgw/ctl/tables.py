@@ -25,22 +25,12 @@ from llmgw.ctl.show import (
     word,
     words,
 )
-from llmgw.wire.api import (
-    CertsReply,
-    ModelsReply,
-    ModelView,
-    NodeRow,
-    NodesReply,
-    ProblemsReply,
-    ProblemView,
-    ReplicasReply,
-    ReplicaView,
-    ShardView,
-    StatusReply,
-    TokensReply,
-    WhyReply,
-)
+from llmgw.wire.api import CertsReply, StatusReply, TokensReply
+from llmgw.wire.apicommon import ProblemsReply, ProblemView
 from llmgw.wire.facts import EngineInstall
+from llmgw.wire.modelapi import ModelsReply, ModelView, WhyReply
+from llmgw.wire.nodeapi import NodeRow, NodesReply
+from llmgw.wire.replicaapi import ReplicasReply, ReplicaView, ShardView
 
 
 def _placed(now: StatusReply) -> Text:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from llmgw.rdma.grade import Verdict
-from llmgw.wire.api import ApiError
+from llmgw.wire.apicommon import ApiError
 
 
 class EndView(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmgw.wire.api import API
+from llmgw.wire.apicommon import API
 
 
 class HeldView(Struct, frozen=True, kw_only=True):

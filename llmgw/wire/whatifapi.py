@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmgw.wire.api import API, ReasonView
+from llmgw.wire.apicommon import API
+from llmgw.wire.modelapi import ReasonView
 
 
 class FateView(Struct, frozen=True, kw_only=True):

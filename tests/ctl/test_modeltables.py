@@ -14,7 +14,8 @@ from llmgw.ctl.client import Answer
 from llmgw.plane.admin import views
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.world import World
-from llmgw.wire.api import AttemptView, FailureView, MemberView, ReplicaReply, ShardView, StatusReply
+from llmgw.wire.api import StatusReply
+from llmgw.wire.replicaapi import AttemptView, FailureView, MemberView, ReplicaReply, ShardView
 from tests.plane.admin.sample import NOW, WALL, draining_world, gang_world, world
 
 Table = Callable[[Answer, int], RenderableType]

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from llmgw.ctl import nodetables
 from llmgw.ctl.client import Answer
-from llmgw.wire.api import EventView, GpuProcessView, GpuView, NodeReply, NodeRow, PortView
+from llmgw.wire.apicommon import EventView
 from llmgw.wire.facts import Imex
+from llmgw.wire.nodeapi import GpuProcessView, GpuView, NodeReply, NodeRow, PortView
 
 
 def screen(reply: NodeReply) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from llmgw.ctl.whatifviews import whatif
-from llmgw.wire.api import ReasonView
+from llmgw.wire.modelapi import ReasonView
 from llmgw.wire.whatifapi import FateView, GapView, MomentView, ShortView, WhatIfReply
 
 REPLY = WhatIfReply(

@@ -10,7 +10,7 @@ from quart import Quart, Request, Response, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from llmgw.errors import BadInput, LlmgwError
-from llmgw.wire.api import ApiError, ErrorReply
+from llmgw.wire.apicommon import ApiError, ErrorReply
 
 log = structlog.get_logger("llmgw.admin")
 

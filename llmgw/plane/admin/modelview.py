@@ -14,8 +14,9 @@ from llmgw.plane.profiles import differences
 from llmgw.plane.rollout import Rollout, rollout_of
 from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Want, World
 from llmgw.units import format_duration
-from llmgw.wire.api import HistoryReply, ModelView, ReplicaView, RevisionView
 from llmgw.wire.facts import ModelName, ShardState
+from llmgw.wire.modelapi import HistoryReply, ModelView, RevisionView
+from llmgw.wire.replicaapi import ReplicaView
 
 
 def model_views(

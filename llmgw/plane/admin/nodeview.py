@@ -16,8 +16,9 @@ from llmgw.plane.rates import rates as rates_of
 from llmgw.plane.world import DEFAULT, Inventory, Node, OpenProblem, Settings, Shard, Want, World, seen
 from llmgw.units import format_duration
 from llmgw.wire.agent import Register
-from llmgw.wire.api import (
-    EventView,
+from llmgw.wire.apicommon import EventView, ProblemView
+from llmgw.wire.facts import Gpu, GpuLoad, Grade, ModelName, NodeId, Port, ShardState
+from llmgw.wire.nodeapi import (
     ExpectedView,
     GidView,
     GpuProcessView,
@@ -27,10 +28,8 @@ from llmgw.wire.api import (
     NodeReply,
     NodeRow,
     PortView,
-    ProblemView,
-    ShardView,
 )
-from llmgw.wire.facts import Gpu, GpuLoad, Grade, ModelName, NodeId, Port, ShardState
+from llmgw.wire.replicaapi import ShardView
 
 _WORST_FIRST = (Grade.BAD, Grade.WARN, Grade.NOTE, Grade.UNKNOWN)
 

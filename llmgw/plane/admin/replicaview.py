@@ -10,8 +10,8 @@ from llmgw.errors import BadInput, NotFound
 from llmgw.plane.admin.shardview import failure_view, members_of, newest, replica_view, waits
 from llmgw.plane.profiles import secret
 from llmgw.plane.world import Failure, Settings, Shard, Want, World
-from llmgw.wire.api import AttemptView, EvidenceView, MemberView, ReplicaReply, ShardView, VariableView
 from llmgw.wire.facts import NodeId, ReplicaId, ShardSpec
+from llmgw.wire.replicaapi import AttemptView, EvidenceView, MemberView, ReplicaReply, ShardView, VariableView
 
 #: What stands for the value of a variable that is a secret.
 _HIDDEN = "(hidden)"

@@ -10,17 +10,9 @@ from llmgw.plane.gang import Replica
 from llmgw.plane.why import why
 from llmgw.plane.world import DEFAULT, Failure, Node, Settings, Shard, Stage, Stray, Want, World, seen
 from llmgw.units import format_duration
-from llmgw.wire.api import (
-    ChangeView,
-    FailureView,
-    ProgressView,
-    ReasonView,
-    ReplicaView,
-    ShardView,
-    StandingView,
-    WhyReply,
-)
 from llmgw.wire.facts import ModelName, ReplicaId, ShardState
+from llmgw.wire.modelapi import ChangeView, ReasonView, StandingView, WhyReply
+from llmgw.wire.replicaapi import FailureView, ProgressView, ReplicaView, ShardView
 
 #: From "not at all" to "serving": a replica is as far as its least advanced shard.
 _ADVANCE = (

@@ -19,19 +19,12 @@ from llmgw.plane.admin.shardview import replica_views, waiting, why_reply
 from llmgw.plane.events import Event
 from llmgw.plane.operate import known_model
 from llmgw.plane.world import DEFAULT, Node, Settings, Stage, World
-from llmgw.wire.api import (
-    HistoryReply,
-    ModelsReply,
-    NodeReply,
-    NodesReply,
-    OverviewReply,
-    ProblemsReply,
-    ReplicaReply,
-    ReplicasReply,
-    StatusReply,
-    WhyReply,
-)
+from llmgw.wire.api import OverviewReply, StatusReply
+from llmgw.wire.apicommon import ProblemsReply
 from llmgw.wire.facts import ModelName, NodeId
+from llmgw.wire.modelapi import HistoryReply, ModelsReply, WhyReply
+from llmgw.wire.nodeapi import NodeReply, NodesReply
+from llmgw.wire.replicaapi import ReplicaReply, ReplicasReply
 
 
 def nodes(world: World, now: float) -> NodesReply:

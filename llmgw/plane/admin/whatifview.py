@@ -11,8 +11,8 @@ from llmgw.plane.fabrics.vantage import Vantage
 from llmgw.plane.whatif import LoseFabric, LoseNode, PortName, Short, WhatIf
 from llmgw.plane.world import World
 from llmgw.rdma.managers import Managers
-from llmgw.wire.api import ReasonView
 from llmgw.wire.facts import NodeId
+from llmgw.wire.modelapi import ReasonView
 from llmgw.wire.whatifapi import FateView, GapView, MomentView, ShortView, WhatIfReply
 
 #: Reasons that are shown of a model that ends up short, and moments of the whole course.

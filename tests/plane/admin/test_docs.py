@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from llmgw.plane.admin.app import app
-from llmgw.wire import api
+from llmgw.wire import api, apicommon, modelapi, nodeapi, replicaapi
 from tests.plane.admin.rig import served
 
 DOCS = Path(__file__).parents[3] / "docs" / "api.md"
@@ -21,8 +21,9 @@ HEADING = "## The objects\n"
 
 OBJECTS = {
     name: kind
-    for name, kind in vars(api).items()
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == api.__name__
+    for part in (apicommon, replicaapi, modelapi, nodeapi, api)
+    for name, kind in vars(part).items()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == part.__name__
 }
 
 

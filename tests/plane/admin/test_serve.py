@@ -22,9 +22,11 @@ from llmgw.plane.fleet import Fleet
 from llmgw.plane.own import ADMIN_TOKEN, CA
 from llmgw.plane.stream import AgentStream
 from llmgw.wire.agent import Register
-from llmgw.wire.api import ErrorReply, LogsReplyView, NodesReply, StatusReply
+from llmgw.wire.api import LogsReplyView, StatusReply
+from llmgw.wire.apicommon import ErrorReply
 from llmgw.wire.control import Pace
 from llmgw.wire.facts import ModelName, NodeId
+from llmgw.wire.nodeapi import NodesReply
 from tests.fakes.frames import pair
 from tests.plane.admin.rig import Rig, served
 

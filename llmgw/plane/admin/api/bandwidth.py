@@ -17,7 +17,7 @@ from llmgw.plane.admin.answers import answer, body, line
 from llmgw.plane.bandwidth.desk import Desk, Work
 from llmgw.plane.bandwidth.fleet import Order
 from llmgw.rdma.results import Ended, History, Line, Parameters, matrix
-from llmgw.wire.api import ApiError
+from llmgw.wire.apicommon import ApiError
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin

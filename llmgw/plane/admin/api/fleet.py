@@ -10,7 +10,7 @@ from quart import Blueprint, Response, request
 from llmgw.errors import BadInput
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, flag
-from llmgw.wire.api import ApplyReply
+from llmgw.wire.modelapi import ApplyReply
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
