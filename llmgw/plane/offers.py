@@ -75,11 +75,12 @@ def made(
             if own and next(refusals(room(mine.nodes[id], mine.shards.values(), now), need), None) is not None:
                 continue
             for wires in _wires(mine.nodes[id], need, versions):
-                after = applied(mine, wires)
+                both = _once(own, wires)
+                after = applied(here, both)
                 # The first goes by the node's own name, under which its wires are known already.
                 name = id if not own and not wires else NodeId(f"{id}\N{SECTION SIGN}{len(found)}")
                 node = attrs.evolve(after.nodes[id], id=name)
-                found.append((Offer(id, (*own, *wires), node), room(node, after.shards.values(), now)))
+                found.append((Offer(id, both, node), room(node, after.shards.values(), now)))
     reach = Reach(_made_up(world, [offer for offer, _ in found]), now, settings)
     return reach, tuple(attrs.evolve(offer, ways=reach.ways(there, need)) for offer, there in found)
 
@@ -112,11 +113,18 @@ def _wires(node: Node, need: Need, versions: Sequence[str]) -> Iterator[tuple[Ch
         ]
         mends.append([(), (changes.mend_fabric(node.id, f"its fabric is {down[0]}"),)] if down else [()])
     have = installed_versions(node, need)
-    there = ", ".join(have).strip() or "not installed"
+    known = ", ".join(version for version in have if version)
+    there = f"has {known}" if known else "has one of an unknown version" if have else "not installed"
     others = [version for version in versions if version not in have]
-    mends.append([(), *((changes.install(node.id, need.engine, version, f"has {there}"),) for version in others)])
+    mends.append([(), *((changes.install(node.id, need.engine, version, there),) for version in others)])
     every = (tuple(itertools.chain(*parts)) for parts in itertools.product(*mends))
     yield from sorted(every, key=lambda part: (effort(part), len(part)))[:_WIRES]
+
+
+def _once(own: Sequence[Change], wires: Sequence[Change]) -> tuple[Change, ...]:
+    """Both sets of changes; an engine that is to have one version is not told a second time to be had at any."""
+    exact = {change.key[:3] for change in wires if change.key[0] == "install"}
+    return (*(change for change in own if change.key[0] != "install" or change.key[:3] not in exact), *wires)
 
 
 def _made_up(world: World, found: Sequence[Offer]) -> World:

@@ -321,6 +321,15 @@ def test_all_members_get_the_version_that_costs_least() -> None:
     assert in_words(answer(here)) == "install vllm 2 on n1 (has 1)"
 
 
+def test_an_engine_that_is_missing_on_a_member_is_told_once_at_the_version_of_the_others() -> None:
+    made = [wired(name, rail(0, "red")) for name in ("n1", "n2")]
+    there = (EngineInstall(engine="vllm", version="2"),)
+    here = gathered(
+        replace(made[0], installs=(), installable=()), replace(made[1], installs=there), of=wanted_of_several()
+    )
+    assert in_words(answer(here)) == "install vllm 2 on n1 (not installed)"
+
+
 def test_nodes_of_an_nvlink_domain_are_joined_when_their_daemon_is_mended() -> None:
     fabric = GpuFabric(state="completed", cluster_uuid="c", clique=1)
     units = [tuple(replace(gpu, fabric=fabric) for gpu in gpus(1, node=name)) for name in ("n1", "n2")]
