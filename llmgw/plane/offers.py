@@ -114,7 +114,7 @@ def _wires(node: Node, need: Need, versions: Sequence[str]) -> Iterator[tuple[Ch
         mends.append([(), (changes.mend_fabric(node.id, f"its fabric is {down[0]}"),)] if down else [()])
     have = installed_versions(node, need)
     known = ", ".join(version for version in have if version)
-    there = f"has {known}" if known else "has one of an unknown version" if have else "not installed"
+    there = f"has {known}" if known else "not installed"
     others = [version for version in versions if version not in have]
     mends.append([(), *((changes.install(node.id, need.engine, version, there),) for version in others)])
     every = (tuple(itertools.chain(*parts)) for parts in itertools.product(*mends))
