@@ -94,9 +94,8 @@ class Fleet:
         )
         config = home / "node.toml"
         # An engine by its name alone: where a replica would go is to be seen, and nothing is loaded in a guest.
-        own = f'address = "{guest.address(0)}"\nmemory_reserve = 0\n'
         engine = '\n[engines.vllm]\ncommand = ["/bin/true"]\n'
-        config.write_text(own + config.read_text().replace("127.0.0.1", HOST) + engine)
+        config.write_text("memory_reserve = 0\n" + config.read_text().replace("127.0.0.1", HOST) + engine)
         agent = command("llmgw-node", "run", "--config", "/share/agent/node.toml")
         # The agent lives as long as the guest: in a session of its own, with its log where this machine sees it.
         script = 'exec setsid "$@" >/share/agent.log 2>&1 </dev/null &'

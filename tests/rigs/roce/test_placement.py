@@ -83,7 +83,8 @@ async def test_both_are_told_of_the_same_rails_in_the_same_order_and_of_the_same
         environment = {variable["name"]: variable["value"] for variable in member["environment"]}
         guest = whole.a if member["shard"]["node"] == "a" else whole.b
         assert member["rdma"] == ["rxe0:1", "rxe1:1"]
-        # eth0 has one address in both guests, so it leads nowhere: what is on the first rail's subnet does.
+        # Their streams come through a tunnel, so from loopback, and eth0 has one address in both guests: neither leads
+        # anywhere. The first rail's subnet does.
         assert environment["GLOO_SOCKET_IFNAME"] == "eth1"
         assert environment["VLLM_HOST_IP"] == guest.address(0)
 
