@@ -1,8 +1,8 @@
 """Where a replica of two nodes goes, over real verbs: what it is told of the wires, and what keeps it away.
 
 The nodes' own tables are real (Soft-RoCE in two guests), and so are the tests between them. Nothing is loaded: a
-profile that names weights which are not there shows where it was placed, and with what. Before test_fabric_test.py, whose
-last test leaves a guest without its agent.
+profile that names weights which are not there shows where it was placed, and with what. It runs before
+test_fabric_test.py, whose last test leaves a guest without its agent.
 """
 
 from __future__ import annotations
