@@ -92,11 +92,6 @@ def test_llama_cpp_meets_over_ipv4_where_there_is_any() -> None:
     assert [member.address for member in choice.members] == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_machines_whose_streams_come_through_a_tunnel_meet_in_a_subnet_and_not_over_loopback() -> None:
-    made = [addressed(register(f"n{n}"), "127.0.0.1", ("eth1", f"192.168.100.{n}/24")) for n in (1, 2)]
-    assert met(*made) == [("192.168.100.1", "eth1"), ("192.168.100.2", "eth1")]
-
-
 def test_agents_on_one_machine_meet_over_loopback() -> None:
     made = [addressed(register(f"n{n}"), "127.0.0.1", boot="b") for n in (1, 2)]
     assert met(*made) == [("127.0.0.1", "lo")] * 2
