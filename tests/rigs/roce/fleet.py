@@ -42,11 +42,19 @@ class Fleet:
     serve: int
     a: Guest
     b: Guest
+    #: Whether its nodes are reached at their first rail's address, as members of a replica must be. Bandwidth tests
+    #: then meet there, too, and a cut of that rail would be theirs.
+    on_rails: bool = False
     _processes: list[subprocess.Popen[bytes]] = attrs.field(factory=list)
 
     @property
     def directory(self) -> Path:
         return self.root / "plane"
+
+    @property
+    def home(self) -> str:
+        """Where an agent lives in its guest's share."""
+        return "agent-on-rails" if self.on_rails else "agent"
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -87,7 +95,7 @@ class Fleet:
         with self.api() as api:
             answer = api.post("tokens", json={"node": guest.name})
             answer.raise_for_status()
-        home = guest.share / "agent"
+        home = guest.share / self.home
         url = f"wss://127.0.0.1:{self.agents}"
         self._call(
             "llmgw-node", "join", url, "--token", answer.json()["token"], "--name", guest.name, "--dir", str(home)
@@ -95,8 +103,9 @@ class Fleet:
         config = home / "node.toml"
         # An engine by its name alone: where a replica would go is to be seen, and nothing is loaded in a guest.
         engine = '\n[engines.vllm]\ncommand = ["/bin/true"]\n'
-        config.write_text("memory_reserve = 0\n" + config.read_text().replace("127.0.0.1", HOST) + engine)
-        agent = command("llmgw-node", "run", "--config", "/share/agent/node.toml")
+        own = f'address = "{guest.address(0)}"\n' if self.on_rails else ""
+        config.write_text(f"{own}memory_reserve = 0\n" + config.read_text().replace("127.0.0.1", HOST) + engine)
+        agent = command("llmgw-node", "run", "--config", f"/share/{self.home}/node.toml")
         # The agent lives as long as the guest: in a session of its own, with its log where this machine sees it.
         script = 'exec setsid "$@" >/share/agent.log 2>&1 </dev/null &'
         trio.run(lambda: guest.run("sh", "-c", script, "sh", *agent, env={"PYTHONPATH": str(PROJECT)}))
@@ -132,6 +141,8 @@ class Fleet:
             time.sleep(0.5)
 
     def stop(self) -> None:
+        for guest in (self.a, self.b):
+            trio.run(guest.sh, f"pkill -KILL -f 'share/{self.home}/[n]ode.toml' || true")
         for process in self._processes:
             process.terminate()
             process.wait(timeout=20)
@@ -163,11 +174,11 @@ class Fleet:
 
 
 @contextmanager
-def fleet(root: Path, pair: tuple[Guest, Guest]) -> Iterator[Fleet]:
+def fleet(root: Path, pair: tuple[Guest, Guest], *, on_rails: bool = False) -> Iterator[Fleet]:
     """A running fleet over two guests."""
     os.makedirs(root, exist_ok=True)
     agents, admin, serve = free_ports(3)
-    made = Fleet(root, agents, admin, serve, *pair)
+    made = Fleet(root, agents, admin, serve, *pair, on_rails=on_rails)
     try:
         made.start()
         yield made

@@ -1,19 +1,19 @@
 """Where a replica of two nodes goes, over real verbs: what it is told of the wires, and what keeps it away.
 
 The nodes' own tables are real (Soft-RoCE in two guests), and so are the tests between them. Nothing is loaded: a
-profile that names weights which are not there shows where it was placed, and with what. It runs before
-test_fabric_test.py, whose last test leaves a guest without its agent.
+profile that names weights which are not there shows where it was placed, and with what.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 import trio
 
-from tests.rigs.roce.fleet import GOOD, Fleet
+from tests.rigs.roce.fleet import GOOD, Fleet, fleet
+from tests.rigs.roce.guests import Guest
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -29,6 +29,13 @@ nodes = 2
 network = "rdma"
 rails = {rails}
 """
+
+
+@pytest.fixture(scope="module")
+def whole(pair: tuple[Guest, Guest], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet of its own, whose nodes are reached at an address of their rails."""
+    with fleet(tmp_path_factory.mktemp("on-rails"), pair, on_rails=True) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +91,6 @@ async def test_both_are_told_of_the_same_rails_in_the_same_order_and_of_the_same
         environment = {variable["name"]: variable["value"] for variable in member["environment"]}
         guest = whole.a if member["shard"]["node"] == "a" else whole.b
         assert member["rdma"] == ["rxe0:1", "rxe1:1"]
-        # Their streams come through a tunnel, so from loopback, and eth0 has one address in both guests: neither leads
-        # anywhere. The first rail's subnet does.
         assert environment["GLOO_SOCKET_IFNAME"] == "eth1"
         assert environment["VLLM_HOST_IP"] == guest.address(0)
 

@@ -221,7 +221,7 @@ async def test_ctrl_c_ends_the_real_processes_on_both_sides(whole: Fleet) -> Non
 
 
 async def test_a_lost_agent_ends_the_test_on_both_sides(whole: Fleet) -> None:
-    """Last of all that have a fleet: the agent is gone afterwards."""
+    """Last: the agent is gone afterwards."""
     rail = await broken(whole, lambda: whole.b.sh("pkill -KILL -f '[s]hare/agent/node.toml'"))
     assert rail["failure"]["side"] == "b", rail
     assert "stream" in rail["failure"]["error"]
