@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from quart import Blueprint, Response, redirect, render_template, request
 from werkzeug.wrappers import Response as Redirect
 
-from llmgw.errors import LlmgwError, Refused
-from llmgw.plane.admin.auth import COOKIE, SESSION_SECONDS, identify, whose
+from llmgw.errors import Refused
+from llmgw.plane.admin.auth import COOKIE, SESSION_SECONDS, whose
+from llmgw.plane.admin.behind import behind_login
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -19,11 +20,7 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/")
     async def page() -> str | Redirect:
-        try:
-            identify(request, admin.administrator, admin.authority, admin.sessions, admin.clock())
-        except LlmgwError:
-            return redirect("/login", 303)
-        return await render_template("page.html", plane=admin.name)
+        return await behind_login(admin, "page.html")
 
     @part.get("/login")
     async def door() -> str:

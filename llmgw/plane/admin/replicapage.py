@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quart import Blueprint, redirect, render_template, request
+from quart import Blueprint
 from werkzeug.wrappers import Response as Redirect
 
-from llmgw.errors import LlmgwError
-from llmgw.plane.admin.auth import identify
+from llmgw.plane.admin.behind import behind_login
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -19,10 +18,6 @@ def blueprint(admin: Admin) -> Blueprint:
 
     @part.get("/replicas/<path:name>")
     async def replica(name: str) -> str | Redirect:
-        try:
-            identify(request, admin.administrator, admin.authority, admin.sessions, admin.clock())
-        except LlmgwError:
-            return redirect("/login", 303)
-        return await render_template("replica.html", plane=admin.name, replica=name)
+        return await behind_login(admin, "replica.html", replica=name)
 
     return part
