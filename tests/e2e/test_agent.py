@@ -13,6 +13,7 @@ import trio
 
 from llmgw.demo.processes import call, command
 from llmgw.errors import Conflict
+from tests.disks import small_file_system
 from tests.e2e.rig import Rig, rig, traffic
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -58,15 +59,8 @@ async def test_a_second_agent_in_one_directory_is_refused_and_the_first_goes_on(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Where the node's state will be: a file system of its own, of one MiB."""
-    place = tmp_path / "n1"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(place)], capture_output=True)
-    if done.returncode:
-        if os.environ.get("CI"):
-            pytest.fail(f"cannot mount: {done.stderr.decode()}")
-        pytest.skip(f"needs root and mounts: {done.stderr.decode()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_file_system(tmp_path / "n1", "1m", "700") as place:
+        yield place
 
 
 async def test_a_full_disk_fails_the_shard_by_name_and_breaks_nothing_else(tmp_path: Path, small_disk: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from llmgw.node.installs.running import Running
 from llmgw.node.processes import carrying, everyone
 from llmgw.wire.control import LogsRequest
 from llmgw.wire.facts import EnginePackage, Grade
+from tests.disks import small_file_system
 from tests.node.installs.rig import Site, left, running
 from tests.node.installs.wheels import llama, vllm, wheel
 
@@ -114,15 +114,8 @@ async def test_too_little_disk_is_said_before_anything_is_fetched(site: Site) ->
 @pytest.fixture
 def small_disk(site: Site) -> Iterator[Path]:
     """The folder of engines on a file system of its own, of 24 MiB."""
-    place = site.shelf.root
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True)
-    if done.returncode:
-        if os.environ.get("CI"):
-            pytest.fail(f"cannot mount: {done.stderr.decode()}")
-        pytest.skip(f"needs root and mounts: {done.stderr.decode()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_file_system(site.shelf.root, "24m") as place:
+        yield place
 
 
 async def test_a_disk_that_is_full_half_way_is_said_and_left_as_it_was(site: Site, small_disk: Path) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import struct
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed, Unre
 from llmgw.node.weights.transfer import Patience
 from llmgw.wire.control import FetchWeights
 from llmgw.wire.facts import Progress
+from tests.disks import small_file_system
 from tests.engines import until
 from tests.node.weights.hubserver import COMMIT, Hub, served
 
@@ -456,13 +456,8 @@ async def test_a_disk_that_fills_midway_is_given_back(tmp_path: Path, hub: Hub) 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    at = tmp_path / "disk"
-    at.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", at]).returncode:
-        assert not os.environ.get("CI"), "CI runs as root and can mount"
-        pytest.skip("file systems cannot be mounted here")
-    yield at
-    subprocess.run(["umount", "-l", at], check=True)
+    with small_file_system(tmp_path / "disk", "2m") as place:
+        yield place
 
 
 async def test_a_real_disk_that_is_too_small_is_refused_with_its_size(small_disk: Path, hub: Hub) -> None:

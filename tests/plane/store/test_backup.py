@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ import trio
 
 from llmgw.plane.store.backup import KEPT, BackupFailed, before_migration, copies, copy_before, copy_to
 from llmgw.plane.store.sqlite import SqliteStore, StoreUnusable, schemas
+from tests.disks import small_file_system
 
 pytestmark = pytest.mark.real
 
@@ -127,15 +127,8 @@ async def test_the_copy_that_leads_back_is_the_newest_that_an_older_plane_can_op
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of four MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(place)], capture_output=True)
-    if done.returncode:
-        if os.environ.get("CI"):
-            pytest.fail(f"cannot mount: {done.stderr.decode()}")
-        pytest.skip(f"needs root and mounts: {done.stderr.decode()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_file_system(tmp_path / "small", "4m", "700") as place:
+        yield place
 
 
 async def test_a_state_is_not_migrated_where_there_is_no_room_for_a_copy(small_disk: Path) -> None:
