@@ -13,7 +13,18 @@ from array import array
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmgw.tinymodel import BEGIN, CHAT_TEMPLATE, END, SPACE, TURN_END, UNKNOWN, Vocabulary, tables, vocabulary
+from llmgw.tinymodel import (
+    BEGIN,
+    CHAT_TEMPLATE,
+    END,
+    SPACE,
+    TURN_END,
+    UNKNOWN,
+    Vocabulary,
+    check_shape,
+    tables,
+    vocabulary,
+)
 
 _SPECIAL = 5  # the first tokens are no text
 _TEXT = 261  # and the next 256 are single bytes
@@ -91,8 +102,7 @@ def write_tiny_hf(
 
     Raises ValueError for shapes that no llama has.
     """
-    if embd % heads or heads % kv_heads or (embd // heads) % 2:
-        raise ValueError("heads must divide embd into even parts, and kv_heads must divide heads")
+    check_shape(embd, heads, kv_heads)
     words = vocabulary()
     embedding, head = tables(words, embd)
     size, kv = len(words.tokens), embd // heads * kv_heads

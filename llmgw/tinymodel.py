@@ -192,6 +192,12 @@ def _write(path: Path, entries: Sequence[bytes], tensors: Iterable[Tensor]) -> N
     partial.replace(path)
 
 
+def check_shape(embd: int, heads: int, kv_heads: int) -> None:
+    """Raises ValueError for shapes that no llama has."""
+    if embd % heads or heads % kv_heads or (embd // heads) % 2:
+        raise ValueError("heads must divide embd into even parts, and kv_heads must divide heads")
+
+
 def write_tiny(
     path: Path,
     *,
@@ -211,8 +217,7 @@ def write_tiny(
     Larger `layers`, `embd` and `feed_forward` make it slower and heavier (12, 512, 1536: 77 MB). `noise` around
     0.02 keeps the text readable. Raises ValueError for shapes that no llama has.
     """
-    if embd % heads or heads % kv_heads or (embd // heads) % 2:
-        raise ValueError("heads must divide embd into even parts, and kv_heads must divide heads")
+    check_shape(embd, heads, kv_heads)
     words = vocabulary()
     embedding, head = tables(words, embd)
     ones = struct.pack("<f", 1.0) * embd
