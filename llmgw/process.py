@@ -1,10 +1,12 @@
-"""What long-lived processes ask of the system: many descriptors and seldom a pause, or little memory."""
+"""What long-lived processes ask of the system, and how one is ordered by its parent."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import resource
+
+import trio
 
 _libc = ctypes.CDLL(None)
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
@@ -36,3 +38,14 @@ def give_back() -> None:
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+async def first_line(stream: trio.abc.ReceiveStream) -> bytes | None:
+    """The line by which a parent orders its child; None when the parent went before it was whole."""
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = await stream.receive_some()
+        if not piece:
+            return None
+        line += piece
+    return line

@@ -42,6 +42,7 @@ from llmgw.node.weights.revoked import Revocations
 from llmgw.node.weights.sharing import Orders, announced
 from llmgw.node.weights.source import parse
 from llmgw.pki import Peer, Role
+from llmgw.process import first_line
 from llmgw.sources import pinned, safe
 from llmgw.tls import ServerTls, explain, peer_of
 from llmgw.tlsstream import TlsStream
@@ -310,12 +311,8 @@ async def carry_out(orders: Orders, *, task_status: trio.TaskStatus[None] = trio
 async def main() -> None:
     """As a child of the agent: its orders are the first line of standard input, and the end of that is its own."""
     stdin = trio.lowlevel.FdStream(os.dup(sys.stdin.fileno()))
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = await stdin.receive_some()
-        if not piece:
-            return
-        line += piece
+    if (line := await first_line(stdin)) is None:
+        return
     orders = msgspec.json.decode(line, type=Orders)
     logs.set_up(orders.logging)
     try:

@@ -31,7 +31,7 @@ from llmgw.plane.gateway.publish import first_routes
 from llmgw.plane.gateway.route import Routes, StaticEndpoint
 from llmgw.plane.gateway.serve import serve
 from llmgw.plane.gateway.settings import GatewaySettings
-from llmgw.process import prepare
+from llmgw.process import first_line, prepare
 
 log = structlog.get_logger()
 
@@ -116,12 +116,8 @@ class Siblings:
 async def main() -> None:
     """Read the orders, serve, stop when asked or when the parent is gone."""
     stdin = trio.lowlevel.FdStream(os.dup(sys.stdin.fileno()))
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = await stdin.receive_some()
-        if not piece:
-            return
-        line += piece
+    if (line := await first_line(stdin)) is None:
+        return
     orders = msgspec.json.decode(line, type=Orders)
     logs.set_up(orders.logging)
     prepare()
