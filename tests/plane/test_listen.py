@@ -6,7 +6,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -365,12 +365,15 @@ async def test_a_newer_stream_of_one_node_displaces_the_older_with_words(tmp_pat
 
 
 async def idling_out(stream: trio.SocketStream, port: int, patience: float) -> None:
-    """A proxy that ends a connection in which one direction was still for so long, as load balancers do."""
+    """A proxy that ends a connection in which one direction was still for so long, as load balancers do.
+
+    An end that resets its connection ends the other one as well: whoever closes with something unread does so.
+    """
     async with stream, await trio.open_tcp_stream("127.0.0.1", port) as behind, trio.open_nursery() as nursery:
 
         async def pass_on(source: trio.SocketStream, sink: trio.SocketStream) -> None:
             data = b""
-            with trio.move_on_after(patience) as idle:
+            with trio.move_on_after(patience) as idle, suppress(trio.BrokenResourceError):
                 while data := await source.receive_some():
                     await sink.send_all(data)
                     idle.deadline = trio.current_time() + patience
