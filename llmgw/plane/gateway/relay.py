@@ -70,6 +70,13 @@ class Relay:
         self.begun = False
         self.whole = False
         self.status = 502
+        #: The client did not ask for the counts of its stream, so we do. Only completions know that question.
+        self.counting = (
+            gateway.settings.meter
+            and ask.stream
+            and not ask.wants_usage
+            and request.path.rstrip("/").endswith("/completions")
+        )
 
     async def run(self) -> int:
         """Relay it; the status that it ended with. Raises Refusal (nothing was sent) or ClientGone."""
@@ -281,6 +288,6 @@ class Relay:
         body = self.request.body
         if endpoint.upstream_model and endpoint.upstream_model != self.ask.model:
             body = with_model(self.request, self.ask, endpoint.upstream_model)
-        if self.gateway.settings.meter and self.ask.stream and not self.ask.wants_usage:
+        if self.counting:
             body = with_usage(body)
         return body

@@ -125,5 +125,5 @@ def _meter(relay: Relay, responses: Responses) -> StreamMeter | BodyMeter | None
     if responses.status != 200 or responses.encoded:
         return None
     if responses.event_stream:
-        return StreamMeter(strip=relay.ask.stream and not relay.ask.wants_usage)
+        return StreamMeter(strip=relay.counting)
     return BodyMeter() if relay.ask.json else None

@@ -1,7 +1,9 @@
 """Token counts, read from what engines answer. What is passed on to the client is not touched, with one exception.
 
 Where the client did not ask for the counts of its stream, the gateway asks, and keeps the one extra event that
-brings them from the client. An event that carries content is never kept back, whatever else is in it.
+brings them from the client. An event that carries content, a name (`event:`) or an error is never kept back, whatever
+else is in it. Other answers than completions (`/v1/messages`, `/v1/responses`) name their counts otherwise, and say
+them within the message or response that they are of.
 """
 
 from __future__ import annotations
@@ -26,31 +28,51 @@ class Usage:
 class _Counts(msgspec.Struct):
     prompt_tokens: object = 0
     completion_tokens: object = 0
+    input_tokens: object = 0
+    output_tokens: object = 0
+
+
+_NULL = msgspec.Raw(b"null")
 
 
 class _Answer(msgspec.Struct):
-    usage: msgspec.Raw = msgspec.Raw(b"null")
+    usage: msgspec.Raw = _NULL
+    message: msgspec.Raw = _NULL
+    response: msgspec.Raw = _NULL
     choices: object = None
+    error: object = None
 
 
 _answer = msgspec.json.Decoder(_Answer)
 _counts = msgspec.json.Decoder(_Counts)
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+def _count(*values: object) -> int:
+    return max(value if isinstance(value, int) and not isinstance(value, bool) else 0 for value in (*values, 0))
 
 
 def usage_in(document: bytes) -> tuple[Usage | None, bool]:
-    """The usage in one JSON document, and whether the document has any choices. Anything may be missing or odd."""
+    """The usage in one JSON document, and whether the document has anything else to say: choices, or an error.
+
+    Anything may be missing or odd.
+    """
     try:
         answer = _answer.decode(document)
+        says = bool(answer.choices or answer.error)
+        for inner in (answer.message, answer.response):
+            if not bytes(answer.usage).startswith(b"{") and bytes(inner).startswith(b"{"):
+                answer = _answer.decode(inner)
         if not bytes(answer.usage).startswith(b"{"):
-            return None, bool(answer.choices)
+            return None, says
         counts = _counts.decode(answer.usage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, True
-    return Usage(_count(counts.prompt_tokens), _count(counts.completion_tokens)), bool(answer.choices)
+    return (
+        Usage(
+            _count(counts.prompt_tokens, counts.input_tokens), _count(counts.completion_tokens, counts.output_tokens)
+        ),
+        says,
+    )
 
 
 class StreamMeter:
@@ -89,13 +111,14 @@ class StreamMeter:
     def _usage_only(self, event: bytes) -> bool:
         if b'"usage"' not in event:
             return False
-        lines = [line for line in re.split(rb"\r\n|\n|\r", event) if line.startswith(b"data:")]
-        document = b"\n".join(line[5:].removeprefix(b" ") for line in lines)
-        usage, choices = usage_in(document)
+        lines = [line for line in re.split(rb"\r\n|\n|\r", event) if line]
+        document = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+        usage, says = usage_in(document)
         if usage is None:
             return False
-        self.usage = usage
-        return not choices
+        before = self.usage or usage
+        self.usage = Usage(max(before.prompt, usage.prompt), max(before.completion, usage.completion))
+        return not says and all(line.startswith(b"data:") for line in lines)
 
 
 class BodyMeter:

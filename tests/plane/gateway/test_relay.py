@@ -700,6 +700,23 @@ async def test_metering_leaves_the_counts_to_a_client_that_asked(houses: Houses)
     assert house.gateway.metrics.tokens["tiny", "", "prompt"] == 3
 
 
+@pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/responses"])
+async def test_metering_neither_asks_nor_keeps_anything_where_streams_are_of_another_kind(
+    houses: Houses, path: bytes
+) -> None:
+    house = await houses(meter=True)
+    body = b'{"model":"tiny","stream":true}'
+    events = b'event: message_delta\ndata: {"delta":{},"usage":{"input_tokens":3,"output_tokens":4}}\n\n' + USAGE
+
+    async def script(call: Call) -> None:
+        assert call.body == body
+        await call.send(STREAM + chunk(events[:50]) + chunk(events[50:]) + b"0\r\n\r\n")
+
+    house.serves(await house.engine(script))
+    assert (await house.ask(post(body, path=path))).body == events
+    assert house.gateway.metrics.tokens == {("tiny", "", "prompt"): 3, ("tiny", "", "completion"): 4}
+
+
 async def test_without_metering_an_unasked_for_count_is_passed_on_as_it_is(house: House) -> None:
     async def script(call: Call) -> None:
         assert b"stream_options" not in call.body

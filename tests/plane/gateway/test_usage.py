@@ -57,6 +57,32 @@ def test_counts_without_choices_or_with_none_are_counts_alone(choices: str) -> N
 
 
 @pytest.mark.parametrize(
+    "event",
+    [
+        b'event: message_delta\ndata: {"type":"message_delta","delta":{},"usage":{"output_tokens":1}}',
+        b'data: {"choices":[],"usage":{"prompt_tokens":5}}\nid: 7',
+        b': counted\ndata: {"choices":[],"usage":{"prompt_tokens":5}}',
+        b'data: {"error":{"message":"no memory"},"usage":{"prompt_tokens":5}}',
+    ],
+    ids=["a name", "an id", "a comment", "an error"],
+)
+def test_an_event_that_says_more_than_counts_is_never_kept_back(event: bytes) -> None:
+    meter = StreamMeter(strip=True)
+    assert meter.feed(event + b"\n\n") == event + b"\n\n"
+
+
+def test_counts_by_their_other_names_are_those_of_the_whole_stream() -> None:
+    meter = StreamMeter(strip=False)
+    meter.feed(b'event: message_start\ndata: {"message":{"usage":{"input_tokens":25,"output_tokens":1}}}\n\n')
+    meter.feed(b'event: message_delta\ndata: {"delta":{},"usage":{"output_tokens":15}}\n\n')
+    assert meter.usage == Usage(25, 15)
+    assert usage_in(b'{"type":"response.completed","response":{"usage":{"input_tokens":3,"output_tokens":4}}}') == (
+        Usage(3, 4),
+        False,
+    )
+
+
+@pytest.mark.parametrize(
     "document",
     [b"", b"[]", b"null", b'{"usage":7}', b'{"usage":[1]}', b'{"usage":null}', b'{"usage":', b"\xff", b"[" * 200_000],
 )
