@@ -297,10 +297,10 @@ def _rest(here: World, id: NodeId, need: Need, now: float, spans: bool) -> tuple
             return None
         value, wanted = _gib(max(0, there.memory_free)), _gib(resources.memory_bytes)
         found.append(changes.free_memory(there.node, value, wanted))
-    if resources.disk_bytes and need.source not in there.weights and not need.leader_reads:
+    if not need.leader_reads and (size := there.disk_needed(need.source, resources.disk_bytes)):
         if there.disk_free is None:
             return None
-        if resources.disk_bytes > there.disk_free:
+        if size > there.disk_free:
             freed = tuple(_disk(there, need))
             if not freed:
                 return None
@@ -318,11 +318,12 @@ def _disk(there: Room, need: Need, *, sick: bool = False) -> Iterator[Change]:
     if disk is None or there.disk_free is None:
         return
     promised = disk.free_bytes - there.disk_free
-    wanted = need.resources.disk_bytes + promised
+    size = there.disk_needed(need.source, need.resources.disk_bytes)
+    wanted = size + promised
     if wanted > disk.total_bytes > 0:
         return
     value = _gib(max(0, there.disk_free))
-    yield changes.free_disk(there.node, wanted, value, _gib(need.resources.disk_bytes) if not sick else "more")
+    yield changes.free_disk(there.node, wanted, value, _gib(size) if not sick else "more")
 
 
 def _gpus(there: Room, need: Need, spans: bool) -> tuple[Change, ...] | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import attrs
 
 from llmgw.plane.memory import Estimate
-from llmgw.plane.rooms import Room, Unit, reads
+from llmgw.plane.rooms import Room, Unit, reads, weights_of
 from llmgw.plane.world import Model, Node, Profile, Reason, Stage
 from llmgw.wire.agent import GANGS
 from llmgw.wire.facts import EngineInstall, InstallState, ModelName, Resources, release, same_version
@@ -154,8 +154,8 @@ def _full_disk(room: Room, need: Need) -> Iterator[Reason]:
 
 
 def _too_little_disk(room: Room, need: Need) -> Iterator[Reason]:
-    node, size = room.node.id, need.resources.disk_bytes
-    if not size or need.source in room.weights:
+    node, size = room.node.id, room.disk_needed(need.source, need.resources.disk_bytes)
+    if not size:
         return
     if room.disk_free is None:
         text = f"{node}: says nothing of the disk for weights"
@@ -169,6 +169,11 @@ def _too_little_disk(room: Room, need: Need) -> Iterator[Reason]:
 def fetched(source: str) -> bool:
     """Whether weights must be brought to the node: those of a hub or a URL; a path names files that are there."""
     return "://" in source and not source.startswith("file://")
+
+
+def brought(node: Node, source: str) -> bool:
+    """Whether weights need not be brought to a node any more."""
+    return not fetched(source) or source in weights_of(node)
 
 
 def carries(node: Node) -> bool:

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from llmgw.plane.checks import SILENT_INSTALLS, carries, fetched
+from llmgw.plane.checks import SILENT_INSTALLS, brought, carries
 from llmgw.plane.gang import Replica, hears, in_the_way, replicas, size
-from llmgw.plane.rooms import weights_of
-from llmgw.plane.world import Shard, Want, World
+from llmgw.plane.world import Node, Shard, Want, World
 from llmgw.wire.control import DrainShard, FetchWeights, Provision, StartShard, StopShard
 from llmgw.wire.facts import EngineInstall, EnginePackage, NodeId, ShardId, ShardState
+
+#: A fetch has failed, or has long been on its way without a word: so many seconds later it is told again.
+FETCH_AGAIN = 300.0
 
 _NO_PACKAGES: Mapping[str, EnginePackage] = {}
 
@@ -50,6 +52,10 @@ def commands(world: World) -> dict[Key, Command]:
             for shard in replica.members:
                 if hears(world, shard.node) and (command := _of_several(world, replica, shard)) is not None:
                     found[_key(shard.node, command)] = command
+    for node, source in world.ahead:
+        if hears(world, node) and not _comes(world.nodes[node], source):
+            command = FetchWeights(source=source)
+            found[_key(node, command)] = command
     return found
 
 
@@ -151,12 +157,16 @@ def _stop(shard: Shard, why: str) -> StopShard | None:
 
 def _fetch(world: World, leader: Shard) -> FetchWeights | None:
     """Weights that the leader's node can fetch while the followers start; one that failed is left to the start."""
-    source, facts = leader.spec.source, world.nodes[leader.node].facts
-    if facts is None or not fetched(source) or source in weights_of(world.nodes[leader.node]):
-        return None
-    if any(weights.source == source and (weights.fetching or weights.error) for weights in facts.weights):
-        return None
-    return FetchWeights(source=source)
+    source, node = leader.spec.source, world.nodes[leader.node]
+    held = () if node.facts is None else node.facts.weights
+    failed = any(weights.source == source and weights.error for weights in held)
+    return None if failed or _comes(node, source) else FetchWeights(source=source)
+
+
+def _comes(node: Node, source: str) -> bool:
+    """Whether weights are on a node, or on their way there."""
+    held = () if node.facts is None else node.facts.weights
+    return brought(node, source) or any(weights.source == source and weights.fetching for weights in held)
 
 
 @attrs.frozen
@@ -180,11 +190,12 @@ class Told:
         found: list[tuple[NodeId, Command]] = []
         for key in sorted(wanted):
             command, sent = wanted[key], self._sent.get(key)
+            every = self._resend if not isinstance(command, FetchWeights) else max(self._resend, FETCH_AGAIN)
             if (
                 sent is None
                 or sent.command != command
                 or sent.stream != world.nodes[key[0]].stream
-                or now - sent.at >= self._resend
+                or now - sent.at >= every
             ):
                 found.append((key[0], command))
         return tuple(found)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from llmgw.plane import attempts, converge, drains, idle
 from llmgw.plane.changes import given_back
-from llmgw.plane.checks import fetched
+from llmgw.plane.checks import brought
 from llmgw.plane.event import Event
 from llmgw.plane.expiry import expire, silence_allowed
 from llmgw.plane.gang import mates
@@ -23,7 +23,7 @@ from llmgw.plane.plan import plan
 from llmgw.plane.steps import Start, Step, enact, told
 from llmgw.plane.world import DEFAULT, ENDED, Settings, Shard, Stage, Unplaced, Want, World, seen
 from llmgw.wire.agent import ShardStatus
-from llmgw.wire.control import DrainShard, StartShard, StopShard
+from llmgw.wire.control import DrainShard, FetchWeights, StartShard, StopShard
 from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState, Weights
 
 #: Rounds of a plane are this far apart at least, in seconds.
@@ -72,7 +72,7 @@ class Course:
         for _ in range(rounds):
             before = self.world
             look_again = self._round()
-            if self.world.shards is not before.shards or self.world.strays is not before.strays or self._turned(before):
+            if self._moved(before):
                 looked = False
                 self.now += APART  # what follows from something comes after what happened with it
                 continue
@@ -85,8 +85,10 @@ class Course:
                 return True
         return False
 
-    def _turned(self, before: World) -> bool:
-        nodes = self.world.nodes
+    def _moved(self, before: World) -> bool:
+        world, nodes = self.world, self.world.nodes
+        if world.shards is not before.shards or world.strays is not before.strays or world.ahead != before.ahead:
+            return True
         return any(nodes[id].stage is not node.stage for id, node in before.nodes.items() if id not in self.living)
 
     def _round(self) -> float | None:
@@ -100,7 +102,7 @@ class Course:
         for step in decided.steps:
             self.say(told(step, self.world, 0.0))
             self._note(step)
-        self.world = enact(self.world, decided.steps, self.now, 0.0)
+        self.world = attrs.evolve(enact(self.world, decided.steps, self.now, 0.0), ahead=decided.ahead)
         self.unplaced = decided.unplaced
         self.watch()
         for (node, _), command in sorted(converge.commands(self.world).items()):
@@ -124,7 +126,9 @@ class Course:
             case StartShard(shard=id, generation=generation):
                 shard = self.world.shards[id]
                 self.tell(node, _status(shard, generation, ShardState.READY))
-                self._fetched(shard)
+                self._fetched(shard.node, shard.spec.source, shard.spec.resources.disk_bytes)
+            case FetchWeights(source=source):
+                self._fetched(node, source, self.world.ahead.get((node, source), 0))
             case DrainShard(shard=id, generation=generation):
                 self.tell(node, _status(self.world.shards[id], generation, ShardState.DRAINING))
             case StopShard(shard=id, generation=generation):
@@ -137,7 +141,7 @@ class Course:
                 continue
             if shard.want is Want.RUN and shard.state in (ShardState.STARTING, ShardState.FETCHING):
                 self.tell(shard.node, replace(shard.status, state=ShardState.READY, port=shard.status.port or 1))
-                self._fetched(shard)
+                self._fetched(shard.node, shard.spec.source, shard.spec.resources.disk_bytes)
             elif shard.state is ShardState.STOPPING:
                 self._ended(shard.node, shard.id, shard.generation)
 
@@ -158,16 +162,11 @@ class Course:
         self.world = attrs.evolve(self.world, nodes=self.world.nodes.set(node, given_back(here, id, gpus)))
         self.tell(node, status)
 
-    def _fetched(self, shard: Shard) -> None:
+    def _fetched(self, id: NodeId, source: str, size: int) -> None:
         """The weights are there now, and take their room."""
-        node, source = self.world.nodes[shard.node], shard.spec.source
-        if (
-            node.facts is None
-            or not fetched(source)
-            or any(w.source == source for w in node.facts.weights if w.complete)
-        ):
+        node = self.world.nodes[id]
+        if node.facts is None or brought(node, source):
             return
-        size = shard.spec.resources.disk_bytes
         disks = tuple(
             replace(disk, free_bytes=max(0, disk.free_bytes - size)) if disk.purpose == "weights" else disk
             for disk in node.facts.host.disks

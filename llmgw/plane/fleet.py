@@ -337,7 +337,7 @@ class Fleet:
         async with self._writing:
             self._take(idle.kept(self.world.value, now), ())
             world, clock = self.world.value, self._wall()
-            decided = Plan((), world.unplaced, self._look_again)
+            decided = Plan((), world.unplaced, self._look_again, world.ahead)
             if self._planned != world.version or (self._look_again is not None and now >= self._look_again):
                 decided = await self._plan(world, now)
             # What is heard while it is planned and stored stays: a step names only what it decides.
@@ -345,6 +345,8 @@ class Fleet:
             newest = self.world.value
             events = [told(step, world, clock) for step in decided.steps]
             following, more = _unplaced(enact(newest, decided.steps, now, clock), decided.unplaced, clock)
+            if decided.ahead != following.ahead:
+                following = attrs.evolve(following, ahead=decided.ahead, version=following.version + 1)
             self._planned = following.version if newest.version == world.version else None
             self._look_again = decided.look_again
             self._take(following, (*events, *more, *self._rollouts.judge(following, clock, self._settings)))

@@ -58,6 +58,9 @@ class Rooms:
         for shard in world.shards.values():
             self._count(shard, 1)
             self._held.setdefault(shard.node, {})[shard.id] = shard
+        self._ahead: dict[NodeId, dict[str, int]] = {}
+        for (node, source), size in world.ahead.items():
+            self._ahead.setdefault(node, {})[source] = size
         self._rooms: dict[NodeId, Room] = {}
         self._touched: list[NodeId] = []  # in order: who looked before a touch looks again from there on
         self._scores: dict[Need, _Kept[dict[NodeId, Score]]] = {}
@@ -77,11 +80,11 @@ class Rooms:
         held = self._held.get(node, {})
         if without is not None and without in held:
             rest = [shard for id, shard in held.items() if id != without]
-            return room(known, rest, self._now, leaving=[held[without]])
+            return room(known, rest, self._now, [held[without]], self._ahead.get(node, {}))
         found = self._rooms.get(node)
         if found is None:
             leaving = self._leaving.get(node, {}).values()
-            found = self._rooms[node] = room(known, held.values(), self._now, leaving=leaving)
+            found = self._rooms[node] = room(known, held.values(), self._now, leaving, self._ahead.get(node, {}))
         return found
 
     def hold(self, shard: Shard) -> None:

@@ -53,13 +53,13 @@ class Places:
 
     # Choosing ---------------------------------------------------------------------------------------------
 
-    def choose(self, model: Model) -> Choice | None:
-        """Where one more replica goes."""
+    def choose(self, model: Model, avoid: Collection[NodeId] = ()) -> Choice | None:
+        """Where one more replica goes, to none of `avoid`."""
         need = Need.of(model)
         if need in self._refused:
             return None  # nothing was released since: it would be refused again
-        choice = _whole(self.rooms.choose(need, model.name), need)
-        if choice is None:
+        choice = _whole(self.rooms.choose(need, model.name, avoid=avoid), need)
+        if choice is None and not avoid:
             self.refused(model)
         return choice
 

@@ -13,16 +13,17 @@ worst first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 from immutables import Map
 
 from llmgw.plane import idle, rollout
 from llmgw.plane.attempts import EVERYWHERE
-from llmgw.plane.checks import Need, carries, installed
+from llmgw.plane.checks import Need, brought, carries, installed
 from llmgw.plane.gang import Replica, ended, order, replicas
 from llmgw.plane.members import Choice
+from llmgw.plane.rooms import reads
 from llmgw.plane.round import Round
 from llmgw.plane.steps import Plan, Step, enact
 from llmgw.plane.why import nearest, smallest
@@ -39,7 +40,7 @@ AGAIN = 5.0
 def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
     """What to do in this world. Nothing is placed while the plane settles (D3)."""
     if world.settling_until is not None and now < world.settling_until:
-        return Plan((), world.unplaced, world.settling_until)
+        return Plan((), world.unplaced, world.settling_until, world.ahead)
     steps: tuple[Step, ...] = ()
     for _ in range(_ROUNDS):
         found = _Planner(world, now, settings).plan()
@@ -48,7 +49,7 @@ def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
         # What moved or went made room, perhaps for a model whose turn was over.
         steps += found.steps
         world = enact(world, found.steps, now, 0.0)
-    return Plan(steps, found.unplaced, now)
+    return Plan(steps, found.unplaced, now, found.ahead)
 
 
 class _Planner(Round):
@@ -57,6 +58,7 @@ class _Planner(Round):
     def __init__(self, world: World, now: float, settings: Settings) -> None:
         super().__init__(world, now, settings)
         self.unplaced: dict[ModelName, Unplaced] = {}
+        self.ahead: dict[tuple[NodeId, str], int] = {}
 
     def plan(self) -> Plan:
         by_model: dict[ModelName, list[Replica]] = {name: [] for name in self.world.models}
@@ -69,7 +71,7 @@ class _Planner(Round):
                 self.leave(replica, "its model is wanted no more")
         for name in sorted(by_model):
             self._model(self.world.models[name], by_model[name])
-        return Plan(tuple(self.steps), Map(self.unplaced), self.again)
+        return Plan(tuple(self.steps), Map(self.unplaced), self.again, Map(self.ahead))
 
     # One model --------------------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class _Planner(Round):
 
         So many may be on their way at once as the surge says, so a profile that does not start stops it. Where there
         is no room beside the old ones, or none is wanted there, one goes when all the others are ready, and when the
-        engine is installed where the new one will be: that takes minutes, in which the old one serves.
+        engine and the weights are where the new one will be: that takes minutes or hours, in which the old one serves.
         """
         if not older or missing <= 0:
             return
@@ -178,27 +180,44 @@ class _Planner(Round):
         for replica in older:
             if any(self._cordoned(node) for node in replica.nodes):
                 continue
-            if waits and not self._installed(replica.nodes, need):
+            if waits and not self._prepared(replica.nodes, need):
                 continue  # as another one does
-            choice = self._following(model, replica)
+            choice = self._following(model, replica, need)
             if choice is None:
                 continue
-            if self._installed(choice.nodes, attrs.evolve(need, version=choice.version or need.version)):
+            if self._prepared(choice.nodes, attrs.evolve(need, version=choice.version or need.version)):
                 self.leave(replica, f"room is needed for revision {model.revision} of its profile")
                 return
+            if not waits:
+                for node in self._without_weights(choice.nodes, need):
+                    self.ahead[node, need.source] = need.resources.disk_bytes
             waits = True
         if not waits:
             self._unplaced(model, wanted, wanted - 1)
 
-    def _following(self, model: Model, replica: Replica) -> Choice | None:
-        """Where a replica as the model is now has room once this one is gone."""
+    def _following(self, model: Model, replica: Replica, need: Need) -> Choice | None:
+        """Where a replica as the model is now goes once this one leaves: where there is room already, or in its place.
+
+        Of nodes that would do, those to which its weights are brought already stay the ones.
+        """
+        if (choice := self.places.choose(model)) is not None:
+            if not any(source == need.source for _, source in self.world.ahead) or self._prepared(choice.nodes, need):
+                return choice
+            nodes, ahead = self.world.nodes, self.world.ahead
+            rest = [id for id in nodes if (id, need.source) not in ahead and not brought(nodes[id], need.source)]
+            return self.places.choose(model, rest) or choice
         if (here := self.places.here(replica, model)) is not None:
             return here
-        several = replica.gang or model.profile.nodes > 1
-        return self.places.instead(replica, model) if several else self.places.choose(model)
+        return self.places.instead(replica, model) if replica.gang or model.profile.nodes > 1 else None
 
-    def _installed(self, nodes: Iterable[NodeId], need: Need) -> bool:
-        return all(installed(self.world.nodes[node], need) for node in nodes)
+    def _prepared(self, nodes: Sequence[NodeId], need: Need) -> bool:
+        """Whether a replica could start on these nodes, by rank, as soon as they have room for it."""
+        there = all(installed(self.world.nodes[node], need) for node in nodes)
+        return there and not self._without_weights(nodes, need)
+
+    def _without_weights(self, nodes: Sequence[NodeId], need: Need) -> list[NodeId]:
+        readers = (node for rank, node in enumerate(nodes) if reads(need.engine, rank))
+        return [node for node in readers if not brought(self.world.nodes[node], need.source)]
 
     def _cordoned(self, node: NodeId) -> bool:
         known = self.world.nodes.get(node)

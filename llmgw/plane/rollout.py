@@ -13,7 +13,7 @@ import attrs
 from msgspec.structs import replace
 
 from llmgw.errors import Conflict, NotFound
-from llmgw.plane.checks import Need, engine_missing, installed
+from llmgw.plane.checks import Need, brought, engine_missing, installed
 from llmgw.plane.event import Event
 from llmgw.plane.gang import Replica, replicas
 from llmgw.plane.world import DEFAULT, Model, Profile, Revision, Settings, Want, World
@@ -133,6 +133,9 @@ def _standing(world: World, model: Model, mine: Iterable[Replica], settings: Set
     why, waits = paused(updated, settings), ""
     if not why and all(replica.ready for replica in updated):
         why, waits = _installs(world, model, outdated)
+        if not why and outdated:
+            why, weights = _weights(world, model)
+            waits = " and ".join(filter(None, (waits, weights)))
     return Rollout(
         revision=model.revision,
         updated=len(updated),
@@ -166,6 +169,23 @@ def _installs(world: World, model: Model, outdated: Iterable[Replica]) -> tuple[
         first = min(failed)
         return f"{engine} cannot be had on {_some(failed)}: {failed[first]}", ""
     return "", f"{engine} to be installed on {_some(awaited)}" if awaited else ""
+
+
+def _weights(world: World, model: Model) -> tuple[str, str]:
+    """The same of the weights of the new profile, which are brought to where its next replica will be."""
+    source, failed, awaited = model.profile.source, dict[NodeId, str](), list[NodeId]()
+    for id in (node for node, what in world.ahead if what == source):
+        node = world.nodes.get(id)
+        if node is None or node.facts is None or brought(node, source):
+            continue
+        held = next((weights for weights in node.facts.weights if weights.source == source), None)
+        if held is not None and held.error and not held.fetching:
+            failed[id] = held.error
+        else:
+            awaited.append(id)
+    if failed:
+        return f"{source} cannot be brought to {_some(failed)}: {failed[min(failed)]}", ""
+    return "", f"{source} to be brought to {_some(awaited)}" if awaited else ""
 
 
 def _some(nodes: Iterable[NodeId]) -> str:

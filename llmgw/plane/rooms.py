@@ -12,6 +12,8 @@ import attrs
 from llmgw.plane.world import Node, Shard
 from llmgw.wire.facts import Gpu, Grade, ModelName
 
+_NOTHING: Mapping[str, int] = {}
+
 #: Memory that a driver and a display server hold on an idle GPU is nobody's load.
 IDLE_BYTES = 1 << 30
 
@@ -59,6 +61,14 @@ class Room:
     models: frozenset[ModelName] = frozenset()  # of the shards here
     facts_age: float | None = None
     heard_age: float | None = None
+    arriving: frozenset[str] = frozenset()  # sources that are brought here, with their room on the disk set aside
+    partly: Mapping[str, int] = {}  # bytes that are there of sources that are not complete
+
+    def disk_needed(self, source: str, size: int) -> int:
+        """How much of the disk weights of this size still take here."""
+        if source in self.weights or source in self.arriving:
+            return 0
+        return max(0, size - self.partly.get(source, 0))
 
 
 def labels_of(node: Node) -> dict[str, str]:
@@ -78,10 +88,17 @@ def reads(engine: str, rank: int) -> bool:
     return engine != "llamacpp" or rank == 0
 
 
-def room(node: Node, shards: Iterable[Shard], now: float, leaving: Iterable[Shard] = ()) -> Room:
+def room(
+    node: Node,
+    shards: Iterable[Shard],
+    now: float,
+    leaving: Iterable[Shard] = (),
+    ahead: Mapping[str, int] = _NOTHING,
+) -> Room:
     """What `node` has to give beside `shards`, which are all those placed on it.
 
-    `leaving` are shards that give back what they hold: what is still measured as their own is not foreign.
+    `leaving` are shards that give back what they hold: what is still measured as their own is not foreign. `ahead` are
+    the sources that are brought here before a shard needs them, with their sizes in bytes.
     """
     facts = node.facts
     held, leaving = tuple(shards), tuple(leaving)
@@ -103,9 +120,15 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Iterable[Shar
             growth -= load.rss_bytes if load else 0
         memory_free = min(memory_free, node.load.memory_available_bytes - growth)
     disk = next((d.free_bytes for d in facts.host.disks if d.purpose == "weights"), None)
+    partly = {w.source: w.bytes for w in facts.weights if not w.complete}
+    arriving = {source: size for source, size in ahead.items() if source not in weights}
+    for shard in held:
+        spec = shard.spec
+        if reads(spec.engine, shard.rank) and spec.source not in weights:
+            # What several shards here wait for comes once.
+            arriving[spec.source] = max(arriving.get(spec.source, 0), spec.resources.disk_bytes)
     if disk is not None:
-        fetching = (s.spec for s in held if reads(s.spec.engine, s.rank) and s.spec.source not in weights)
-        disk -= sum(spec.resources.disk_bytes for spec in fetching)
+        disk -= sum(max(0, size - partly.get(source, 0)) for source, size in arriving.items())
     bad = [
         open_
         for open_ in node.problems.values()
@@ -132,6 +155,8 @@ def room(node: Node, shards: Iterable[Shard], now: float, leaving: Iterable[Shar
         models=frozenset(shard.model for shard in held),
         facts_age=None if node.facts_at is None else max(0.0, now - node.facts_at),
         heard_age=heard_age,
+        arriving=frozenset(source for source, size in arriving.items() if size),
+        partly=partly,
     )
 
 

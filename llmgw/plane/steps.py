@@ -49,11 +49,15 @@ Step = Start | Drain | Stop | GiveUp
 
 @attrs.frozen
 class Plan:
-    """Steps in order; the models that cannot be placed whole; the monotonic time at which something may be due."""
+    """Steps in order; the models that cannot be placed whole; the monotonic time at which something may be due.
+
+    `ahead`: the weights that are brought to nodes before a rollout goes on.
+    """
 
     steps: tuple[Step, ...] = ()
     unplaced: Map[ModelName, Unplaced] = Map()
     look_again: float | None = None
+    ahead: Map[tuple[NodeId, str], int] = Map()
 
 
 def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> World:

@@ -355,6 +355,7 @@ class World:
     masters_changed: Map[tuple[str, str], float] = Map()  # (from, to) GUIDs -> when: one event a fabric, not a port
     asked: Map[ModelName, float] = Map()  # models that are unloaded when idle -> when one was asked for last
     evidence: Map[tuple[NodeId, NodeId], Evidence] = Map()  # pairs of nodes by name -> the newest bandwidth test
+    ahead: Map[tuple[NodeId, str], int] = Map()  # (node, source): brought before a rollout goes on -> bytes of disk
     learned: Map[str, Learned] = Map()  # what engines really took, by `memory.key` of how they were run
 
 

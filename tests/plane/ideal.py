@@ -14,7 +14,7 @@ from llmgw.plane.store.memory import MemoryStore
 from llmgw.plane.whatif import ports_down
 from llmgw.plane.world import Settings, Shard, World
 from llmgw.wire.agent import Heartbeat, Register, ShardStatus
-from llmgw.wire.control import ControlMessage, DrainShard, StartShard, StopShard
+from llmgw.wire.control import ControlMessage, DrainShard, FetchWeights, StartShard, StopShard
 from llmgw.wire.facts import (
     Disk,
     GpuLoad,
@@ -59,9 +59,11 @@ class Machine:
                     shard=shard, replica=replica, model=model, generation=generation, state=ShardState.READY, port=1
                 )
                 self.runs[shard] = (status, spec)
-                self._fetch(spec)
+                self._fetch(spec.source, spec.resources.disk_bytes)
                 self.say(status)
                 self.say(self.loads())
+            case FetchWeights(source=source):
+                self._fetch(source, self.fleet.world.value.ahead.get((self.id, source), 0))
             case DrainShard(shard=shard, generation=generation):
                 self._turn(shard, generation, ShardState.DRAINING)
             case StopShard(shard=shard, generation=generation):
@@ -80,12 +82,12 @@ class Machine:
             state = ShardState.STOPPED
             self.say(ShardStatus(shard=shard, replica=replica, model=model, generation=generation, state=state))
 
-    def _fetch(self, spec: ShardSpec) -> None:
-        if "://" not in spec.source or any(w.source == spec.source for w in self.facts.weights):
+    def _fetch(self, source: str, size: int) -> None:
+        if "://" not in source or any(w.source == source for w in self.facts.weights):
             return
         host = self.facts.host
-        disks = tuple(self._less(disk, spec.resources.disk_bytes) for disk in host.disks)
-        weights = (*self.facts.weights, Weights(source=spec.source, complete=True))
+        disks = tuple(self._less(disk, size) for disk in host.disks)
+        weights = (*self.facts.weights, Weights(source=source, complete=True))
         self.facts = replace(self.facts, host=replace(host, disks=disks), weights=weights)
         self.say(Heartbeat(disks=disks, weights=weights))
 

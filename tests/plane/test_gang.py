@@ -11,7 +11,7 @@ import trio.testing
 from immutables import Map
 from msgspec.structs import replace
 
-from llmgw.plane.converge import Told, commands
+from llmgw.plane.converge import FETCH_AGAIN, Told, commands
 from llmgw.plane.expiry import expire
 from llmgw.plane.gang import MARGIN, Replica, replicas
 from llmgw.plane.gateway.route import routes_of
@@ -124,7 +124,8 @@ def test_weights_and_shards_are_told_apart_when_they_are_told_again() -> None:
     for node, command in book.due(commands(here), here, 0.0):
         book.sent(node, command, here.nodes[node].stream, 0.0)
     assert book.due(commands(here), here, 9.0) == ()
-    assert len(book.due(commands(here), here, 10.0)) == 2
+    assert len(book.due(commands(here), here, 10.0)) == 1
+    assert len(book.due(commands(here), here, FETCH_AGAIN)) == 2
 
 
 def test_it_is_routed_to_its_leader_when_every_member_is_ready() -> None:

@@ -204,6 +204,22 @@ def test_disk_that_another_fetch_will_need_is_not_offered_twice() -> None:
     assert one(here, want(source="b", disk=6 * GIB)) == ("disk", "4.0 GiB", "6.0 GiB")
 
 
+def test_what_comes_for_another_replica_comes_once() -> None:
+    two = model("a", replicas=2, of=profile(source="a", disk=6 * GIB))
+    here, _ = settle(world(register("n1", disk=10 * GIB), models=[two]))
+    assert len(here.shards) == 2
+    assert one(here, want(source="b", disk=6 * GIB)) == ("disk", "4.0 GiB", "6.0 GiB")
+
+
+def test_what_is_there_of_weights_needs_no_disk_again() -> None:
+    here = world(register("n1", disk=5 * GIB))
+    assert one(here, want(disk=9 * GIB)) == ("disk", "5.0 GiB", "9.0 GiB")
+    half = (Weights(source=want().profile.source, bytes=4 * GIB, error="the hub went away"),)
+    here = hear(here, "n1", Heartbeat(weights=half))
+    assert chosen(here, want(disk=9 * GIB)).members[0].node == "n1"
+    assert one(here, want(disk=10 * GIB)) == ("disk", "5.0 GiB", "6.0 GiB")
+
+
 def test_a_bad_problem_of_the_node_keeps_shards_away() -> None:
     sick = Problem(subject="node", code="driver", grade=Grade.BAD, text="hangs")
     here = hear(world(register("n1")), "n1", Heartbeat(problems=(sick,)))

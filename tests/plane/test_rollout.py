@@ -227,7 +227,7 @@ def test_without_a_surge_nothing_goes_before_the_new_engine_is_installed() -> No
     here = told(here, "n1", OLD, ("2", InstallState.INSTALLING, "40 %"))
     assert plan(here, 2.0).steps == ()
     here = told(here, "n2", OLD, ("2", InstallState.INSTALLED, ""))
-    assert words(plan(here, 3.0).steps)[0] == "drain tiny-1-0"
+    assert words(plan(here, 3.0).steps)[:2] == ["drain tiny-0-0", "start tiny-2-0 g1 on n2"]
     here, *_ = rolled(told(here, "n1", OLD, ("2", InstallState.INSTALLED, "")))
     assert {s.spec.engine_version for s in here.shards.values()} == {"2"}
 
