@@ -325,7 +325,7 @@ class Line:
     async def __aexit__(self, *_: object) -> None:
         return
 
-    async def ask(self) -> Answer:
+    async def ask(self, within: float | None = None) -> Answer:
         await trio.sleep(0.002)
         now = trio.current_time()
         serving = any(p.port == self._port and p.serves_at <= now for p in self._kernel.engines())

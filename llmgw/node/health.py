@@ -78,9 +78,7 @@ def judge(
     in_a_row = course.in_a_row + 1 if answer is course.last else 1
     well_at = now if answer is Answer.WELL or course.well_at == -math.inf else course.well_at
     moved_at = course.moved_at
-    idle = counters is not None and counters.requests <= 0
-    if counters is None or idle or course.counters is None or counters.tokens != course.counters.tokens:
-        # Unknown is not standing still; and whoever has nothing to do may rest.
+    if answer is not Answer.WELL or _moves(counters, course.counters, asking):
         moved_at = now
     after = Course(answer, in_a_row, well_at, counters or course.counters, moved_at)
     if answer is Answer.REFUSED and in_a_row >= patience.refused:
@@ -94,13 +92,18 @@ def judge(
             "hung", f"it has not answered for {now - well_at:.0f} s", "look at its log and at its GPUs' problems"
         )
     if now - moved_at >= patience.stalled:
-        return after, Dead(
-            "stalled",
-            f"it holds {after.counters.requests if after.counters else 0:.0f} requests and has not made "
-            f"a token for {now - moved_at:.0f} s",
-            "look at its log and at its GPUs' problems",
-        )
+        holds = "shows no counters of its work" if counters is None else f"holds {counters.requests:.0f} requests"
+        words = f"it {holds} and has not made a token for {now - moved_at:.0f} s"
+        return after, Dead("stalled", words, "look at its log and at its GPUs' problems")
     return after, None
+
+
+def _moves(now: Counters | None, before: Counters | None, asking: Asking) -> bool:
+    """Whether an engine works, or has nothing to do. Where it shows no counters (they can be switched off) only a token
+    tells: unknown is no progress, unless there is nothing to be asked."""
+    if now is None:
+        return not asking.made or not asking.token
+    return now.requests <= 0 or before is None or now.tokens != before.tokens
 
 
 #: How many times in a row an engine must fail at a token before it is given up, and the pause between, in seconds.
@@ -181,9 +184,9 @@ class Line:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def ask(self) -> Answer:
-        """How are you?"""
-        return await self._answer("GET", self.asking.health)
+    async def ask(self, within: float | None = None) -> Answer:
+        """How are you? `within` seconds, else as long as this engine may take."""
+        return await self._answer("GET", self.asking.health, within=within)
 
     async def serves(self, model: str) -> tuple[Answer, tuple[str, ...]]:
         """Whether it lists the model, and everything that it lists."""

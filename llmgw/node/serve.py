@@ -307,12 +307,10 @@ async def until_unwell(record: Record, line: Line, patience: Patience, note: Cal
         answer = await line.ask()
         counters = await line.counters() if answer is Answer.WELL else None
         course, dead = judge(course, answer, counters, trio.current_time(), line.asking, patience)
-        # Counters may lie (a metric renamed, a prompt of an hour); a token does not.
-        stalled = dead is not None and dead.code == "stalled"
-        if stalled and await line.token(record.model, patience.stalled) is Answer.WELL:
-            course, dead = attrs.evolve(course, moved_at=trio.current_time()), None
         if dead is not None:
-            return dead
+            if await reprieved(line, record.model, dead, patience) is not Answer.WELL:
+                return dead
+            course = attrs.evolve(course, well_at=trio.current_time(), moved_at=trio.current_time())
         odd = answer is not Answer.WELL and course.in_a_row >= 2
         if odd and not noted:
             note(f"{answer.value} (asked {course.in_a_row} times)")
@@ -320,3 +318,15 @@ async def until_unwell(record: Record, line: Line, patience: Patience, note: Cal
             note("")
         noted = odd or (noted and answer is not Answer.WELL)
         await trio.sleep(patience.period)
+
+
+async def reprieved(line: Line, model: str, dead: Dead, patience: Patience) -> Answer:
+    """The last question before an engine is given up, where load may explain what was seen; WELL: it lives."""
+    match dead.code:
+        case "stalled":
+            # Counters may lie (a metric renamed, a prompt of an hour) or be switched off; a token does not.
+            return await line.token(model, patience.stalled)
+        case "hung":
+            # Under a load that lasts health waits in a queue behind the requests: it gets as long as a token.
+            return await line.ask(patience.token)
+    return Answer.UNWELL

@@ -9,16 +9,21 @@ from hypothesis import strategies as st
 
 from llmgw.node.engines import Asking
 from llmgw.node.health import Answer, Counters, Course, Dead, Line, Patience, counted, judge, served, unproved
+from llmgw.node.records import Record
+from llmgw.node.serve import until_unwell
+from tests.engines import order
 
 ASKING = Asking(dead_after=2, running=("r",), waiting=("w",), made=("t",))
 PATIENCE = Patience(period=5, refused=3, hung=300, stalled=200)
 WELL, SLOW, REFUSED, UNWELL = Answer.WELL, Answer.SLOW, Answer.REFUSED, Answer.UNWELL
 
 
-def judged(*answers: Answer, counters: list[Counters | None] | None = None, step: float = 5.0) -> Dead | None:
+def judged(
+    *answers: Answer, counters: list[Counters | None] | None = None, step: float = 5.0, asking: Asking = ASKING
+) -> Dead | None:
     course = Course(well_at=0.0, moved_at=0.0)
     for n, answer in enumerate(answers):
-        course, dead = judge(course, answer, counters[n] if counters else None, n * step, ASKING, PATIENCE)
+        course, dead = judge(course, answer, counters[n] if counters else None, n * step, asking, PATIENCE)
         if dead is not None:
             return dead
     return None
@@ -48,14 +53,20 @@ def test_requests_inside_and_no_token_for_long_is_a_stall_however_well_it_says_i
     assert code(judged(*[WELL] * 50, counters=[Counters(3, 100)] * 50)) == "stalled"
     assert judged(*[WELL] * 50, counters=[Counters(0, 100)] * 50) is None
     assert judged(*[WELL] * 50, counters=[Counters(3, n) for n in range(50)]) is None
-    assert judged(*[WELL] * 50) is None
+
+
+def test_an_engine_that_shows_no_counters_has_to_make_a_token_now_and_then() -> None:
+    assert code(judged(*[WELL] * 50)) == "stalled"
+    assert judged(*[WELL] * 50, counters=[None, *[Counters(3, n) for n in range(49)]]) is None
+    assert judged(*[WELL] * 50, asking=attrs.evolve(ASKING, made=())) is None  # it has none to show
+    assert judged(*[WELL] * 50, asking=attrs.evolve(ASKING, token=False)) is None  # it makes no tokens
 
 
 @given(st.lists(st.sampled_from(list(Answer)), max_size=80))
 def test_a_dead_verdict_never_follows_a_good_answer_of_an_idle_engine(answers: list[Answer]) -> None:
     course = Course(well_at=0.0, moved_at=0.0)
     for n, answer in enumerate(answers):
-        course, dead = judge(course, answer, None, n * 5.0, ASKING, PATIENCE)
+        course, dead = judge(course, answer, STILL, n * 5.0, ASKING, PATIENCE)
         assert dead is None or answer is not WELL
         if dead is not None:
             return
@@ -149,3 +160,55 @@ async def test_each_kind_of_answer_over_real_http_has_its_word() -> None:
             await process.wait()
             words["gone"] = await line.ask()
     assert words == {"/health": WELL, "/sick": UNWELL, "/slow": SLOW, "gone": REFUSED}
+
+
+def order_record() -> Record:
+    asked = order()
+    return Record(shard=asked.shard, replica=asked.replica, model=asked.model, generation=1, token="-", spec=asked.spec)
+
+
+WORKS = """
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, code, seconds):
+        time.sleep(seconds)
+        self.send_response(code); self.send_header("Content-Length", "0"); self.end_headers()
+    def do_GET(self):
+        self.answer(200, float(sys.argv[1])) if self.path == "/health" else self.answer(404, 0)
+    def do_POST(self):
+        self.answer(200, float(sys.argv[2]))
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("health", "token", "patience", "dead"),
+    [
+        pytest.param(0.0, 60.0, Patience(period=0.05, stalled=0.5), "stalled", id="its API answers and no token comes"),
+        pytest.param(0.0, 0.0, Patience(period=0.05, stalled=0.5), "", id="tokens come and no counters"),
+        pytest.param(0.6, 0.0, Patience(period=0.05, hung=1.0, token=20.0), "", id="health waits behind the load"),
+        pytest.param(60.0, 0.0, Patience(period=0.05, hung=0.5, token=1.0), "hung", id="nothing comes at all"),
+    ],
+)
+async def test_an_engine_is_given_up_only_after_a_last_question(
+    health: float, token: float, patience: Patience, dead: str
+) -> None:
+    argv = [sys.executable, "-c", WORKS, str(health), str(token)]
+    process = await trio.lowlevel.open_process(argv, stdout=PIPE)
+    assert process.stdout is not None
+    found: Dead | None = None
+    try:
+        async with process.stdout:
+            port = int(await process.stdout.receive_some())
+            async with Line(attrs.evolve(ASKING, timeout=0.2), "127.0.0.1", port) as line:
+                with trio.move_on_after(20 if dead else 3):
+                    found = await until_unwell(order_record(), line, patience, lambda words: None)
+    finally:
+        process.kill()
+        await process.wait()
+    assert code(found) == dead

@@ -70,6 +70,10 @@ _CONTEXT = ("-c", "--ctx-size")
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _SPLIT = ("-ts", "--tensor-split")
 _ALL = "99"  # more layers than any model has
+_HTTP = ("--threads-http",)
+#: Each request holds one of these threads from its arrival to its end. By default there are about as many as slots, and
+#: when all are held nobody answers for the engine's health. They cost some kilobytes each.
+_HTTP_THREADS = "512"
 _LISTED = re.compile(r"^\s*RPC\d+(?:\[\d+\])?\s*:\s*(?P<peer>\S+:\d+)")
 _REHEARSAL_SECONDS = 30.0
 
@@ -166,6 +170,7 @@ class LlamaCpp:
             *context,
             *_offload(spec, seat, peers),
             *("--metrics", "--no-ui", "--offline", "--log-colors", "off"),
+            *(() if given(spec.args, *_HTTP) else ("--threads-http", _HTTP_THREADS)),
             *spec.args,
         )
         rehearsal = (
