@@ -217,7 +217,7 @@ def bounded(made: Command, limit: float) -> tuple[str, ...]:
 
 def report(test: Bandwidth, ran: Ran, before: PortNow, after: PortNow, *, serving: bool) -> BandwidthReply:
     """What one side's process says, with what happened to its port meanwhile."""
-    said = verdict(ran.exit_code, ran.stdout, ran.stderr, size=test.size, cut_short=ran.cut_short)
+    said = verdict(ran.exit_code, ran.stdout, ran.stderr, size=test.size, cut_short=ran.cut_short, device=test.device)
     reply = BandwidthReply(
         exit_code=ran.exit_code,
         lines=last_lines(ran),
@@ -231,7 +231,9 @@ def report(test: Bandwidth, ran: Ran, before: PortNow, after: PortNow, *, servin
             return replace(
                 reply, average_gbps=row.average_gbps, latency_us=row.latency_us, message_rate=row.message_rate
             )
-        case NotMeasured(cause=cause) if serving and cause.code in ("no-result", "could-not-measure"):
+        case NotMeasured(cause=cause, row=row) if serving and (
+            cause.code == "could-not-measure" or (row is None and ran.exit_code == 0 and not ran.cut_short)
+        ):
             # The server of some tests prints no table; the client's result counts.
             return reply
         case NotMeasured(error=error, cause=cause):

@@ -50,7 +50,25 @@ class NotMeasured:
     row: Row | None = None
 
 
+#: How a work request's status is told, before its number; releases since 26.01 also say what the number means.
+_STATUS = r"(?i)(?:failed status(?:-[^()\n]{0,80}\()? ?|bad wc status (?:-- )?|CQ error status=)"
+
 _TABLE: tuple[tuple[str, str, Weight, str, str], ...] = (
+    (
+        r"error while loading shared libraries: ([^\s:]{1,80})|symbol lookup error: ([^\s:]{1,80})",
+        "broken-install",
+        Weight.CAUSE,
+        "perftest cannot start: a library that it needs is missing or does not fit it ({0})",
+        "install perftest and rdma-core (libibverbs, librdmacm) from one source",
+    ),
+    (
+        r"(?:couldn't load driver '([^']{1,80})'|no userspace device-specific driver found for (\S{1,80}))"
+        r"[\s\S]*(?:Did not detect devices|No IB devices found|Unable to find the Infiniband/RoCE device)",
+        "no-provider",
+        Weight.CAUSE,
+        "the adapter's user-space driver cannot be loaded ({0})",
+        "install ibverbs-providers (or rdma-core) in the version of libibverbs",
+    ),
     (
         r"IB device (\S{1,80}) not found",
         "no-device",
@@ -59,7 +77,7 @@ _TABLE: tuple[tuple[str, str, Weight, str, str], ...] = (
         "compare with `rdma link` there; the adapter or its driver is gone",
     ),
     (
-        r"Did not detect devices|Unable to find the Infiniband/RoCE device",
+        r"Did not detect devices|No IB devices found|Unable to find the Infiniband/RoCE device",
         "no-device",
         Weight.CAUSE,
         "no such RDMA device on this node",
@@ -201,50 +219,51 @@ _TABLE: tuple[tuple[str, str, Weight, str, str], ...] = (
         "use a stable clock source (tsc) and test on an idle machine",
     ),
     (
-        r"Unexpected CM event|rdma_client function|rdma_resolve|rdma_cm_event|RDMA_CM"
-        r"|RDMA_CM_EVENT|\b(?:ADDR|ROUTE|CONNECT)_ERROR\b",
+        r"(?i)unexpected CM event|rdma_(?:client|server) function|resolving basic address and port"
+        r"|rdma_(?:resolve|get_cm_event|cm_event|connect|accept|listen|bind_addr|create_id)|rdma(?:_cm)? resources"
+        r"|(?-i:RDMA_CM|\b(?:ADDR|ROUTE|CONNECT)_ERROR\b)",
         "rdma-cm",
         Weight.CAUSE,
         "connecting through rdma_cm failed: InfiniBand needs IPoIB addresses for it",
         "test without rdma_cm",
     ),
     (
-        r"Failed status 12\b",
+        _STATUS + r"12\b",
         "no-answer",
         Weight.CAUSE,
         "packets were sent and never acknowledged (transport retry exceeded): the path is broken or drops everything",
         "look at the cable, the switch port and, on RoCE, the GID and VLAN",
     ),
     (
-        r"Failed status 13\b",
+        _STATUS + r"13\b",
         "receiver-not-ready",
         Weight.CAUSE,
         "the receiver was not ready (RNR retry exceeded)",
         "",
     ),
     (
-        r"Failed status 2\b",
+        _STATUS + r"2\b",
         "local-error",
         Weight.CAUSE,
         "the local queue pair failed (status 2): its interface went down or its adapter was reset",
         "look at the port's state and the kernel log of that node",
     ),
     (
-        r"Failed status 9\b",
+        _STATUS + r"9\b",
         "remote-invalid",
         Weight.CAUSE,
         "the remote side refused a request (status 9)",
         "use fewer queue pairs or a smaller size",
     ),
     (
-        r"Failed status 10\b",
+        _STATUS + r"10\b",
         "remote-access",
         Weight.CAUSE,
         "the remote side refused access to its memory (status 10): the sides were started with different parameters",
         "install the same perftest on both",
     ),
     (
-        r"Failed status (\d+)",
+        _STATUS + r"(\d+)\b",
         "completion",
         Weight.CAUSE,
         "a work request failed with status {0}",
@@ -278,6 +297,13 @@ _TABLE: tuple[tuple[str, str, Weight, str, str], ...] = (
         "the server at {0} port {1} does not answer over the management network",
         "check that a firewall between the nodes lets that port through",
     ),
+    (
+        r"Did not get Message for (\d+) Seconds",
+        "no-traffic",
+        Weight.SYMPTOM,
+        "no message came from the other side for {0} s",
+        "look at the link and at the other side's lines",
+    ),
     (r"Completion with error", "completion", Weight.SYMPTOM, "a work request failed", ""),
     (
         r"Couldn't read reports|Couldn't read remote address|Unable to (?:read|write) (?:to|from) socket"
@@ -297,6 +323,7 @@ CUT_SHORT = Cause(
     "look at the link and at the other side's lines",
     Weight.SYMPTOM,
 )
+NO_ROW = Cause("no-result", "no row of the table could be read", "compare the output with what this version reads")
 
 
 _WEIGHTS = {code: weight for _, code, weight, _, _ in reversed(_TABLE)}
@@ -308,28 +335,36 @@ def weight_of(code: str) -> Weight:
     return _WEIGHTS.get(code, Weight.CAUSE)
 
 
-def cause(text: str) -> Cause:
-    """The first cause of the table that the text shows."""
+def cause(text: str, device: str = "") -> Cause:
+    """The first cause of the table that the text shows; a missing `device` is named where perftest names none."""
     for pattern, code, weight, words, remedy in _CAUSES:
         if found := pattern.search(text):
-            groups = [group or "?" for group in found.groups()]
+            if code == "no-device" and device:
+                words = "no RDMA device {0} on this node"
+            groups = [group for group in found.groups() if group] or [device]
             return Cause(code, words.format(*groups, "?", "?", "?"), remedy, weight)
     return UNKNOWN
 
 
 def verdict(
-    exit_code: int | None, stdout: str, stderr: str, *, size: int | None = None, cut_short: bool = False
+    exit_code: int | None,
+    stdout: str,
+    stderr: str,
+    *,
+    size: int | None = None,
+    cut_short: bool = False,
+    device: str = "",
 ) -> Measured | NotMeasured:
     """What one side's process says. `exit_code` is negative for a signal; `cut_short`: our own limit ended it.
 
     The exit code comes first: a client whose server was killed still prints a row, a low one, and leaves with 1.
     """
     row = perftest.result(stdout, size)
+    shown = cause(stderr + "\n" + stdout, device)
     if cut_short:
-        found = cause(stderr + "\n" + stdout)
-        return NotMeasured("ended by the time limit", found if found.weight is Weight.CAUSE else CUT_SHORT, row)
+        return NotMeasured("ended by the time limit", shown if shown.weight is Weight.CAUSE else CUT_SHORT, row)
     if exit_code is None:
-        return NotMeasured("it could not be started", cause(stderr), row)
+        return NotMeasured("it could not be started", shown, row)
     if exit_code < 0 or exit_code > 128:
         number = -exit_code if exit_code < 0 else exit_code - 128
         try:
@@ -338,12 +373,9 @@ def verdict(
             name = f"signal {number}"
         return NotMeasured(f"killed by {name}", Cause("killed", f"somebody or something killed it ({name})"), row)
     if exit_code:
-        return NotMeasured(f"exit code {exit_code}", cause(stderr + "\n" + stdout), row)
+        return NotMeasured(f"exit code {exit_code}", shown, row)
     if row is None:
-        return NotMeasured(
-            "exit code 0 without a result",
-            Cause("no-result", "no row of the table could be read", "compare the output with what this version reads"),
-        )
+        return NotMeasured("exit code 0 without a result", NO_ROW if shown is UNKNOWN else shown)
     if size is not None and row.size != size:
         return NotMeasured(
             f"a row for {row.size} bytes instead of {size}",

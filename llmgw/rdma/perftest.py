@@ -20,6 +20,8 @@ MOST_SIZE = 1 << 31
 MOST_ITERATIONS = 1 << 48
 #: More than any link carries, in Gb/s.
 MOST_GBPS = 100_000.0
+#: The oldest version that newer ones talk to.
+OLDEST = 5.70
 #: A latency above ten minutes is no latency, in microseconds.
 MOST_MICROSECONDS = 6e8
 
@@ -170,19 +172,17 @@ def options(text: str) -> frozenset[str]:
 
 
 def differ(ours: str, theirs: str) -> str:
-    """Why two versions cannot be trusted to talk, in a sentence; "" when they can.
+    """Why two versions cannot talk, in a sentence; "" when they can, or when it is not known.
 
-    Versions before 5.70 are refused by newer ones, and another major version lays out the exchange differently.
+    From 5.70 on each asks the other for no less than that, and compares them as decimal numbers. What else changed
+    since, 6.00 included, the later one leaves out towards an older one.
     """
-    if not ours or not theirs or ours == theirs:
-        return ""
-    mine, other = _numbers(ours), _numbers(theirs)
-    if min(mine, other) < (5, 70) <= max(mine, other):
-        return f"perftest {ours} and {theirs}: newer versions refuse to talk to versions before 5.70"
-    if mine[0] != other[0]:
-        return f"perftest {ours} and {theirs} differ in their major version and exchange different data"
+    mine, other = _decimal(ours), _decimal(theirs)
+    if mine is not None and other is not None and min(mine, other) < OLDEST <= max(mine, other):
+        return f"perftest {ours} and {theirs}: newer versions refuse to talk to versions before {OLDEST:.2f}"
     return ""
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in re.findall(r"\d+", text)[:4]) or (0,)
+def _decimal(version: str) -> float | None:
+    found = re.match(r"\d+(?:\.\d+)?", version)
+    return float(found[0]) if found else None

@@ -232,6 +232,20 @@ def test_cpu_lists_are_read_or_empty() -> None:
     assert cpu_set("x-,") == frozenset()
 
 
+def test_a_server_that_ends_well_without_a_table_has_not_failed() -> None:
+    """Some tests' servers print none, whatever they warn of; one that failed is told by its exit code."""
+    for code, stderr, word in (
+        (0, "Requested mtu is higher than active mtu\n", ""),
+        (1, " Did not detect devices \n", "no RDMA device rxe0 on this node"),
+        (1, "", "the output shows no known cause"),
+    ):
+        ran = Ran(("ib_write_lat",), code, "", stderr, False, 1.0)
+        reply = node.report(TEST, ran, PortNow(), PortNow(), serving=True)
+        assert reply.cause == word
+        assert bool(reply.error) is bool(code)
+        assert node.report(TEST, ran, PortNow(), PortNow(), serving=False).error
+
+
 def test_the_last_lines_are_those_that_say_something() -> None:
     recorded = sides("err-mismatch-qps")["server"]
     lines = last_lines(Ran((), 1, recorded.stdout, recorded.stderr, False, 1.0))

@@ -93,6 +93,21 @@ def test_the_side_that_only_lost_its_peer_weighs_least() -> None:
         (" Current implementation is not compatible with versions older than 5.70", "versions"),
         ("num_of_qps mismatch: local=2, remote=1", "parameters-differ"),
         (" Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81", "no-answer"),
+        (" Failed status-transport retry counter exceeded (12): wr_id 0 syndrom 0x81\n scnt=128, ccnt=0", "no-answer"),
+        (" Failed status-RNR retry counter exceeded (13): wr_id 0 syndrom 0x0", "receiver-not-ready"),
+        (" Failed status-Work Request Flushed Error (5): wr_id 1 syndrom 0xf9", "completion"),
+        (" Failed status-local QP operation error (2): wr_id 1 syndrom 0x0", "local-error"),
+        ("Poll send CQ error status=12 qp 0", "no-answer"),
+        ("Bad wc status -- 12 -- 0 ", "no-answer"),
+        (" Did not get Message for 120 Seconds, exiting..", "no-traffic"),
+        ("No IB devices found", "no-device"),
+        ("ib_write_bw: error while loading shared libraries: libefa.so.1: cannot open shared object", "broken-install"),
+        (
+            "libibverbs: Warning: couldn't load driver 'libmlx5.so'\n Unable to find the Infiniband/RoCE device",
+            "no-provider",
+        ),
+        # A provider that another adapter would need explains nothing here.
+        ("libibverbs: Warning: couldn't load driver 'libefa.so'\n Failed status 12: wr_id 0", "no-answer"),
         ("Failed to modify QP 131 to RTR\n Unable to Connect the HCA's through the link", "no-path"),
         ("Can't produce a report", "clock"),
         ("Couldn't allocate MR with error=14", "peer-memory"),
@@ -100,10 +115,27 @@ def test_the_side_that_only_lost_its_peer_weighs_least() -> None:
         ("Couldn't create CQ", "resources"),
         ("cuInit(0) failed with error", "cuda"),
         ("Received 10 times ADDR_ERROR\n Unable to perform rdma_client function", "rdma-cm"),
+        ("unexpected CM event 1", "rdma-cm"),
+        ("Function rdma_connect failed", "rdma-cm"),
+        ("Problem in resolving basic address and port", "rdma-cm"),
+        (" Unable to read from socket/rdma_cm", "peer-left"),
     ],
 )
 def test_known_words_have_their_cause(line: str, code: str) -> None:
     assert cause(line).code == code
+
+
+def test_a_missing_device_is_named_though_perftest_does_not_name_it() -> None:
+    """PT15: without any adapter it says only that it found none."""
+    said = verdict(1, "", " Did not detect devices \n Unable to find the Infiniband/RoCE device\n", device="mlx5_3")
+    assert isinstance(said, NotMeasured)
+    assert said.cause.text == "no RDMA device mlx5_3 on this node"
+
+
+def test_a_run_that_ends_well_without_a_row_is_explained_by_what_it_printed() -> None:
+    said = verdict(0, "", " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\n", size=65536)
+    assert isinstance(said, NotMeasured)
+    assert (said.error, said.cause.code) == ("exit code 0 without a result", "no-answer")
 
 
 @given(

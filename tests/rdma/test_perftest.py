@@ -187,7 +187,17 @@ def test_the_version_and_the_options_are_read_from_the_program() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "word"),
-    [("6.06", "6.06", ""), ("6.06", "6.28", ""), ("5.60", "6.06", "5.70"), ("5.90", "6.06", "major"), ("", "6.06", "")],
+    [
+        ("6.06", "6.06", ""),
+        ("6.06", "6.28", ""),
+        ("5.60", "6.06", "before 5.70"),
+        ("6.28", "5.6", "before 5.70"),
+        ("5.77", "6.06", ""),  # 5.99 was followed by 6.00 and nothing else changed
+        ("5.7", "5.70", ""),
+        ("4.5", "5.6", ""),
+        ("", "6.06", ""),
+        ("unknown", "6.06", ""),
+    ],
 )
 def test_versions_that_do_not_talk_are_told_apart(ours: str, theirs: str, word: str) -> None:
     said = differ(ours, theirs)
