@@ -21,6 +21,8 @@ VLAN_OVERHEAD = 4
 IPV6_OVERHEAD = 20
 #: Gb/s that one PCIe lane carries by generation, the line code taken off.
 PCIE_LANE_GBPS = {1: 2.0, 2: 4.0, 3: 7.877, 4: 15.754, 5: 31.508, 6: 60.5}
+#: Bytes of a message from which one queue pair fills any link (PT07).
+FILLING = 1 << 20
 #: Counters whose growth during a run explains a low figure, and what they count.
 TELLING = {
     "link_downed": "the link went down",
@@ -104,9 +106,13 @@ def ceiling(link: Link, *, bidirectional: bool = False, thresholds: Thresholds |
     best, limit = wire, "link"
     for end in (link.a, link.b):
         raw = pcie_raw(end.pcie_gen, end.pcie_width)
-        if raw is not None and raw * limits.pcie_usable < best:
-            best, limit = raw * limits.pcie_usable, "pcie"
-            text = f"{limits.pcie_usable:g} x {raw:.0f} Gb/s (PCIe Gen{end.pcie_gen} x{end.pcie_width} of {end.name})"
+        if raw is not None and raw * limits.pcie_usable / end.sharing < best:
+            best, limit = raw * limits.pcie_usable / end.sharing, "pcie"
+            shared = f", shared by {end.sharing} ports" if end.sharing > 1 else ""
+            text = (
+                f"{limits.pcie_usable:g} x {raw:.0f} Gb/s "
+                f"(PCIe Gen{end.pcie_gen} x{end.pcie_width} of {end.name}{shared})"
+            )
             why = [_pcie_words(end, link.rate_gbps, raw, limits)]
     if limit == "link" and mtu < 4096 and share < 0.97:
         better = efficiency(link.kind, 4096, vlan=link.vlan, ipv6=link.ipv6) * link.rate_gbps
@@ -126,8 +132,10 @@ def _kind(link: Link) -> str:
 def _pcie_words(end: End, rate: float, raw: float, limits: Thresholds) -> str:
     words = (
         f"PCIe-limited: {end.name} hangs on PCIe Gen{end.pcie_gen} x{end.pcie_width}, which feeds "
-        f"{raw * limits.pcie_usable:.0f} of the link's {rate:g} Gb/s"
+        f"{raw * limits.pcie_usable / end.sharing:.0f} of the link's {rate:g} Gb/s"
     )
+    if end.sharing > 1:
+        words += f", as {end.sharing} ports that share the slot were tested at once"
     able = pcie_raw(end.pcie_gen_max or end.pcie_gen, end.pcie_width_max or end.pcie_width)
     if able is not None and able > raw:
         words += (
@@ -146,12 +154,14 @@ def grade(
     gpu_b: str = "",
     counters: Mapping[str, Mapping[str, int]] | None = None,
     ports: tuple[str, ...] = (),
+    size: int | None = None,
+    queue_pairs: int | None = None,
     thresholds: Thresholds | None = None,
 ) -> Verdict:
     """The verdict on one run.
 
     `counters` are what each end's error counters grew by, `ports` sentences about a port that changed during the
-    run, `gpu_a` and `gpu_b` the GPUs whose memory was used.
+    run, `gpu_a` and `gpu_b` the GPUs whose memory was used, `size` a message's in bytes.
     """
     limits = thresholds or Thresholds()
     top = ceiling(link, bidirectional=bidirectional, thresholds=limits)
@@ -176,7 +186,12 @@ def grade(
     else:
         word, rule = "bad", f"below {limits.fair:.0%}"
     if word in ("fair", "bad"):
-        why += _guesses(average_gbps / (2 if bidirectional else 1), link, gpu_a, gpu_b, limits)
+        if size is not None and size < FILLING and queue_pairs == 1:
+            why.append(
+                f"messages of {size} bytes over one queue pair do not fill every link: "
+                f"test with {FILLING} bytes or several queue pairs"
+            )
+        why += _guesses(average_gbps / (2 if bidirectional else 1), link, gpu_a, gpu_b)
         why += list(link.warnings)
     return Verdict(
         grade=word,
@@ -192,14 +207,14 @@ def _tells(counter: str, by: int) -> bool:
     return by > 0 and counter in TELLING
 
 
-def _guesses(one_way: float, link: Link, gpu_a: str, gpu_b: str, limits: Thresholds) -> list[str]:
+def _guesses(one_way: float, link: Link, gpu_a: str, gpu_b: str) -> list[str]:
     """What else would explain a low figure."""
     found = []
     for end, gpu in ((link.a, gpu_a), (link.b, gpu_b)):
-        if gpu and end.nearest_gpus and gpu not in end.nearest_gpus:
+        if gpu and gpu not in end.nearest_gpus:
+            use = f"use {end.nearest_gpus[0]}" if end.nearest_gpus else "no GPU of the node is near this adapter"
             found.append(
-                f"GPU {gpu} is far from {end.name}, its traffic crosses the CPU: probable cause; "
-                f"use {end.nearest_gpus[0]}"
+                f"GPU {gpu} is far from {end.name} (SYS: its traffic crosses the CPU), the probable cause; {use}"
             )
         if end.pcie_gen is None or end.pcie_width is None:
             found.append(f"the PCIe link of {end.name} is unknown, so it may be the limit")

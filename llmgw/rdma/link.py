@@ -29,6 +29,7 @@ class End:
     pcie_gen_max: int | None = None
     pcie_width_max: int | None = None
     nearest_gpus: tuple[str, ...] = ()
+    sharing: int = 1  # how many ports in one slot, this one included, carry traffic at once
 
     @property
     def name(self) -> str:

@@ -75,7 +75,35 @@ def test_a_gpu_far_from_its_adapter_is_the_probable_cause() -> None:
     """PT04: half of the host's figure because GPU and adapter hang on different roots."""
     said = grade(92.3, link("ib", 200, gen=4), gpu_a="GPU-7", gpu_b="GPU-0")
     assert said.grade == "bad"
-    assert any("GPU-7 is far from a mlx5_0/1" in words for words in said.why)
+    assert any("GPU-7 is far from a mlx5_0/1 (SYS" in words and "use GPU-0" in words for words in said.why)
+    assert not any("GPU-0 is far" in words for words in said.why)
+
+
+def test_a_gpu_is_far_from_an_adapter_that_is_near_none() -> None:
+    alone = link("ib", 200, gen=4)
+    alone = evolve(alone, a=evolve(alone.a, nearest_gpus=()))
+    said = grade(92.3, alone, gpu_a="GPU-0", gpu_b="GPU-0")
+    assert any("GPU-0 is far from a mlx5_0/1 (SYS" in words and "no GPU" in words for words in said.why)
+
+
+def test_small_messages_over_one_queue_pair_are_told_as_what_may_explain_a_low_figure() -> None:
+    """PT07: 400 Gb/s looks slow with perftest's defaults and is right with large messages."""
+    hint = "65536 bytes over one queue pair"
+    assert any(hint in words for words in grade(250, link("ib", 400), size=65536, queue_pairs=1).why)
+    for size, pairs, gbps in ((1 << 20, 1, 250), (65536, 4, 250), (65536, 1, 396)):
+        assert not any(
+            "queue pair" in words for words in grade(gbps, link("ib", 400), size=size, queue_pairs=pairs).why
+        )
+
+
+def test_ports_of_one_slot_that_are_tested_at_once_share_what_it_feeds() -> None:
+    """Two 200 Gb/s ports on one PCIe Gen4 x16 slot: each is well, both together get 222."""
+    made = link("ib", 200, gen=4)
+    both = evolve(made, a=evolve(made.a, sharing=2), b=evolve(made.b, sharing=2))
+    assert grade(110, made).grade == "bad"
+    said = grade(110, both)
+    assert (said.grade, said.limit) == ("good", "pcie")
+    assert any("2 ports that share the slot" in words for words in said.why)
 
 
 def test_errors_that_grew_during_the_run_are_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 from msgspec.structs import replace
 
 from llmgw.plane.bandwidth.plan import Plan, RailPlan
@@ -57,11 +58,13 @@ def ended(
         gbps = said.gbps
         verdict = grade(
             gbps,
-            link,
+            _sharing(plan, made, link),
             bidirectional=plan.parameters.bidirectional,
             gpu_a=made.gpus[0],
             gpu_b=made.gpus[1],
             counters=counters,
+            size=plan.parameters.size,
+            queue_pairs=plan.parameters.queue_pairs,
             thresholds=thresholds,
         )
     return RailResult(
@@ -79,6 +82,21 @@ def ended(
         warnings=tuple(warnings),
         seconds=seconds,
     )
+
+
+def _sharing(plan: Plan, made: RailPlan, link: Link) -> Link:
+    """The link as its slots carry it: rails that are tested together may be functions of one adapter."""
+    if not plan.parameters.at_once:
+        return link
+    tested = [each.rail for each in plan.rails if isinstance(each.link, Link)]
+    a = sum(_slot(rail.a) == _slot(made.rail.a) for rail in tested)
+    b = sum(_slot(rail.b) == _slot(made.rail.b) for rail in tested)
+    return attrs.evolve(link, a=attrs.evolve(link.a, sharing=a), b=attrs.evolve(link.b, sharing=b))
+
+
+def _slot(port: Port) -> str:
+    """The adapter's place without its function; a port whose place is unknown shares it with nobody."""
+    return port.pci.rpartition(".")[0] or f"{port.device}/{port.number}"
 
 
 def _bare(node: NodeId, port: Port) -> EndView:

@@ -96,10 +96,9 @@ def _rail(rail: rails.Rail, server: Node, facts_a: Register, facts_b: Register, 
 
 
 def _nearest(facts: Register, port: Port) -> str:
-    """The GPU next to a port, else the first one there is."""
-    if port.nearest_gpus:
-        return port.nearest_gpus[0]
-    return facts.gpus[0].uuid if facts.gpus else ""
+    """The GPU next to a port, else the first one there is, of those that can be read."""
+    lost = {gpu.uuid for gpu in facts.gpus if gpu.unreadable}
+    return next((uuid for uuid in (*port.nearest_gpus, *(gpu.uuid for gpu in facts.gpus)) if uuid not in lost), "")
 
 
 def sane(parameters: Parameters) -> None:

@@ -12,9 +12,11 @@ from llmgw.errors import AgentGone, Conflict, Failed
 from llmgw.plane.bandwidth.pair import LISTEN_WITHIN, SERVER_GRACE, Runner
 from llmgw.plane.bandwidth.plan import plan
 from llmgw.rdma.command import shared
+from llmgw.rdma.link import Refusal
 from llmgw.rdma.results import Line, Note, PairResult, Parameters, Planned, RailResult
 from llmgw.wire.agent import Listening
 from llmgw.wire.control import BandwidthClient, BandwidthReply, BandwidthServe, PerftestReply
+from llmgw.wire.facts import Gpu, Port
 from tests.plane.bandwidth.lab import GOOD, UP, Lab, node, world
 from tests.rdma.ports import roce
 
@@ -196,6 +198,35 @@ async def test_gpu_memory_needs_a_perftest_that_can(autojump_clock: MockClock) -
     lab = Lab(tools={"a": able, "b": able})
     await Runner(lab).pair(plan(made, "a", "b", replace(PLAIN, gpu=True)), lambda line: None)
     assert [r.run.gpu for _, r in lab.asked if isinstance(r, BandwidthServe | BandwidthClient)] == ["GPU-2", "GPU-1"]
+
+
+async def test_rails_of_one_adapter_that_are_tested_at_once_are_graded_by_their_share_of_the_slot(
+    autojump_clock: MockClock,
+) -> None:
+    def twins(number: int) -> tuple[Port, ...]:
+        slot = {"pcie_gen": 3, "pcie_width": 16}
+        return tuple(
+            roce(f"mlx5_{rail}", f"10.{rail}.0.{number}", rate_gbps=100.0, pci=f"0000:0a:00.{rail}", **slot)
+            for rail in range(2)
+        )
+
+    made = world(node("a", 1, ports=twins(1)), node("b", 2, ports=twins(2)))
+    lab = Lab(speed=lambda a, b, device: 55.0)
+    together = await Runner(lab).pair(plan(made, "a", "b", replace(PLAIN, at_once=True)), lambda line: None)
+    assert [(rail.verdict.grade, rail.verdict.limit) for rail in together.rails] == [("good", "pcie")] * 2
+    alone = await Runner(lab).pair(plan(made, "a", "b", PLAIN), lambda line: None)
+    assert [(rail.verdict.grade, rail.verdict.limit) for rail in alone.rails] == [("bad", "link")] * 2
+
+
+async def test_a_gpu_that_cannot_be_read_is_not_tested_with(autojump_clock: MockClock) -> None:
+    gpus = (Gpu(uuid="GPU-1", unreadable="lost"), Gpu(uuid="GPU-2"))
+    near = (roce("mlx5_0", "10.0.0.1", nearest_gpus=("GPU-1", "GPU-2")),)
+    made = world(replace(node("a", 1, ports=near), gpus=gpus), replace(node("b", 2, rails=1), gpus=gpus[:1]))
+    rail = plan(made, "a", "b", replace(PLAIN, gpu=True)).rails[0]
+    assert isinstance(rail.link, Refusal)
+    assert rail.link.reason == "b has no GPU to test with"
+    made = world(replace(node("a", 1, ports=near), gpus=gpus), replace(node("b", 2, rails=1), gpus=gpus))
+    assert plan(made, "a", "b", replace(PLAIN, gpu=True)).rails[0].gpus == ("GPU-2", "GPU-2")
 
 
 async def test_latency_is_measured_and_not_graded(autojump_clock: MockClock) -> None:
