@@ -11,9 +11,17 @@ from llmgw.node.engines.causes import Row
 PORT_IN_USE = Row.of(
     "port-in-use",
     r"Address already in use|couldn't bind HTTP server socket|Port is already in use"
-    r"|port \d+ is (?:already )?(?:in use|not available)|EADDRINUSE",
+    r"|port (?:at )?\d+ is (?:already in use|in use|not available)(?!.*(?:aiting for|rying port))|EADDRINUSE",
     "a port that the engine wanted was taken",
     "give the agent a range of ports that nothing else uses",
+)
+
+#: CUDA's error 802, on machines with NVSwitches alone.
+FABRIC = Row.of(
+    "fabric-manager",
+    r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802\b",
+    "CUDA is not ready (error 802): the NVLink fabric of this machine was not started",
+    "systemctl restart nvidia-fabricmanager, of the same version as the driver; `llmgw-node doctor` shows its state",
 )
 
 #: Of the dynamic loader and of Python: the program is there, a library of the system's is not.
@@ -30,6 +38,7 @@ _MORE_MEMORY = "use more or larger GPUs, a smaller context, or a quantised model
 TORCH = (
     MISSING_LIBRARY,
     PORT_IN_USE,
+    FABRIC,
     Row.of(
         "out-of-memory",
         r"CUDA out of memory|torch\.OutOfMemoryError|cuda.*out of memory|CUDA_ERROR_OUT_OF_MEMORY",
@@ -279,6 +288,7 @@ SGLANG = (
 LLAMACPP = (
     MISSING_LIBRARY,
     PORT_IN_USE,
+    FABRIC,
     Row.of(
         "no-interface",
         r"Invalid host address",

@@ -46,9 +46,9 @@ class Sglang:
     name = "sglang"
 
     def ports(self, spec: ShardSpec) -> tuple[str, ...]:
-        if len(spec.peers) < 2:
-            return ("http", "nccl")
         # "dist+" is a block: with DP attention the six ports after it are used as well. A follower answers on "http".
+        if len(spec.peers) < 2:
+            return ("http", "nccl", "dist+") if given(spec.args, _DP_ATTENTION) else ("http", "nccl")
         return ("http",) if spec.rank else ("http", "dist+")
 
     def weights(self, spec: ShardSpec) -> bool:
@@ -100,6 +100,9 @@ class Sglang:
                 argv += ["--dist-timeout", str(max(30, int(spec.ready_within)))]
         else:
             argv += ["--nccl-port", str(seat.ports["nccl"])]
+            if given(spec.args, _DP_ATTENTION):
+                # Else it takes the numbers from 233 above its HTTP port on, which may be another shard's.
+                argv += ["--dist-init-addr", f"127.0.0.1:{seat.ports['dist+']}"]
         argv += ["--enable-metrics"]
         env = {"OMP_NUM_THREADS": str(seat.cpu_threads if not spec.gpus else 1)}
         if seat.model.startswith("/"):

@@ -66,10 +66,11 @@ class Vllm:
     name = "vllm"
 
     def ports(self, spec: ShardSpec) -> tuple[str, ...]:
-        # "internal+" is a block: VLLM_PORT is the first of several that vLLM counts up from.
+        # "internal+" is a block: VLLM_PORT is the first of several that vLLM counts up from, for data parallelism too.
+        # (VLLM_DP_MASTER_PORT is not given: vLLM looks for ever for one outside of the ten numbers that follow it.)
         if spec.rank:
-            return ("rpc", "internal+")
-        return ("http", "master", "rpc", "internal+") if len(spec.peers) > 1 else ("http", "rpc", "internal+")
+            return ("internal+",)
+        return ("http", "master", "internal+") if len(spec.peers) > 1 else ("http", "internal+")
 
     def weights(self, spec: ShardSpec) -> bool:
         return True
@@ -139,8 +140,6 @@ class Vllm:
             "VLLM_ENGINE_READY_TIMEOUT_S": str(max(60, int(spec.ready_within))),
             "OMP_NUM_THREADS": str(seat.cpu_threads if not spec.gpus else 1),
         }
-        if given(spec.args, *_DATA):
-            env["VLLM_DP_MASTER_PORT"] = str(seat.ports["rpc"])
         if seat.model.startswith("/"):
             env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         if not spec.gpus:

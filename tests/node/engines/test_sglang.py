@@ -28,6 +28,14 @@ def test_one_gpu() -> None:
     )
 
 
+def test_the_ports_of_dp_attention_are_the_shards_own() -> None:
+    """It would take the numbers from 233 above its HTTP port on, which may be another shard's."""
+    attention = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
+    assert SGLANG.ports(spec("sglang", *attention, gpus=2)) == ("http", "nccl", "dist+")
+    assert "--nccl-port 8020 --dist-init-addr 127.0.0.1:8030" in argv(*attention, gpus=2)
+    assert SGLANG.ports(spec("sglang", gpus=2)) == ("http", "nccl")
+
+
 @pytest.mark.parametrize(
     ("command", "has"),
     [
@@ -76,6 +84,7 @@ def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: li
             "gpu-memory-taken",
         ),
         ("Port is already in use. dist_init_port=8030", "port-in-use"),
+        ("ValueError: scheduler_input_port at 20237 is not available in 30 seconds. process 7 (python)", "port-in-use"),
         ("torch.distributed.DistBackendError: NCCL error in: ncclSystemError: System call", "nccl"),
         ("RuntimeError: Gloo connectFullMesh failed with [..]", "peer-missing"),
         ("Unable to find address for: eth9", "no-interface"),

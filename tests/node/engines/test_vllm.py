@@ -67,8 +67,8 @@ def test_members_meet_at_the_leaders_port_each_by_its_own_address() -> None:
     command = VLLM.command(follower, seat("vllm", "vllm"))
     assert "--master-addr 10.0.0.1 --master-port 29600" in " ".join(command.argv)
     assert (command.env["VLLM_HOST_IP"], command.env["NCCL_DEBUG"]) == ("10.0.0.2", "INFO")
-    assert VLLM.ports(follower) == ("rpc", "internal+")
-    assert VLLM.ports(spec("vllm", gpus=4, peers=PEERS)) == ("http", "master", "rpc", "internal+")
+    assert VLLM.ports(follower) == ("internal+",)
+    assert VLLM.ports(spec("vllm", gpus=4, peers=PEERS)) == ("http", "master", "internal+")
 
 
 def test_gloo_is_kept_on_the_loopback_only_where_there_is_no_other_node() -> None:
@@ -82,6 +82,15 @@ def test_internal_ports_lie_in_the_shards_own_block_and_nothing_is_fetched_for_a
     env = VLLM.command(spec("vllm", gpus=1), seat("vllm", "vllm")).env
     assert (env["VLLM_PORT"], env["HF_HUB_OFFLINE"], env["VLLM_HOST_IP"]) == ("8010", "1", "127.0.0.1")
     assert "HF_HUB_OFFLINE" not in VLLM.command(spec("vllm", gpus=1), seat("vllm", "vllm", model="org/m")).env
+
+
+def test_data_parallel_ranks_take_their_ports_from_the_shards_block() -> None:
+    """With VLLM_DP_MASTER_PORT within ten below VLLM_PORT a vLLM looks for a port for ever."""
+    shard = spec("vllm", "--data-parallel-size", "2", gpus=2)
+    assert VLLM.ports(shard) == ("http", "internal+")
+    env = VLLM.command(shard, seat("vllm", "vllm")).env
+    assert "VLLM_DP_MASTER_PORT" not in env
+    assert env["VLLM_PORT"] == "8010"
 
 
 def test_a_cpu_shard_gets_threads_and_a_cache_out_of_its_memory() -> None:
@@ -151,6 +160,7 @@ def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: li
 
 LINES = {
     "OSError: [Errno 98] Address already in use": "port-in-use",
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized": "fabric-manager",
     "LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder": "missing-weights",
     "RuntimeError: Cannot find any model weights with `models/noweights`": "missing-weights",
     "ValidationError: 1 validation error for ModelConfig ... exceeds derived_max_model_len (2048)": "context-too-long",
@@ -195,6 +205,19 @@ LINES = {
     "RuntimeError: Worker proc VllmWorker-1 died unexpectedly (exit code: -9).": "worker-died",
     "TimeoutError: Timed out waiting for engine core processes to start.": "too-slow",
 }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO Port 20003 is already in use, trying port 20004",
+        "INFO port 20003 is in use. Waiting for port 3s for scheduler_input_port to be available",
+    ],
+)
+def test_a_port_that_was_passed_over_is_not_why_it_ended(line: str) -> None:
+    cause = VLLM.cause([line, "torch.OutOfMemoryError: CUDA out of memory."], Ended(exit_code=1))
+    assert cause is not None
+    assert cause.code == "out-of-memory"
 
 
 @pytest.mark.parametrize(("line", "code"), LINES.items())
