@@ -65,17 +65,13 @@ class Row:
 
 
 def address_of(gid: str) -> Address | None:
-    """A GID as the IP address that it was made from; None when it is all zero or no GID at all."""
+    """A GID as the IP address that it was made from; None when it is none that another node could reach."""
     try:
         whole = ipaddress.IPv6Address(gid.strip())
     except ValueError:
         return None
-    if int(whole) == 0 or whole.is_multicast:
-        return None
-    mapped = whole.ipv4_mapped
-    if mapped is not None:
-        return None if int(mapped) == 0 else mapped
-    return whole
+    address = whole.ipv4_mapped or whole
+    return None if int(address) == 0 or address.is_multicast or address.is_loopback else address
 
 
 @lru_cache(maxsize=1 << 16)
@@ -193,6 +189,8 @@ def choose_pair(
         warnings.append(
             f"{x.address} and {y.address} are in different subnets: RoCE traffic must be routed between them"
         )
+    if x.address == y.address:
+        warnings.append(f"both ends have the address {x.address}: what is sent there stays at home; give each its own")
     for port, row in ((a, x), (b, y)):
         if not row.own_netdev:
             warnings.append(f"{named(port)} is used through {row.gid.netdev}, not its own interface {port.netdev}")
@@ -228,12 +226,13 @@ def _same_subnet(x: Row, y: Row) -> bool:
     return x.link_local or (x.address in y.network and y.address in x.network)
 
 
-def _preference(couple: tuple[Row, Row]) -> tuple[bool, bool, int, bool, int, int]:
+def _preference(couple: tuple[Row, Row]) -> tuple[bool, bool, bool, int, bool, int, int]:
     x, y = couple
     strangers = (not x.own_netdev) + (not y.own_netdev)
     return (
         x.link_local,
         not _same_subnet(x, y),
+        x.address == y.address,
         strangers,
         x.address.version == 6,
         x.gid.index,

@@ -154,6 +154,18 @@ def test_different_subnets_are_a_warning_since_rails_may_be_routed() -> None:
     assert any("different subnets" in words for words in pair.warnings)
 
 
+def test_an_address_that_both_ends_have_is_the_last_choice_of_its_subnets_and_warned_about() -> None:
+    shared = v4(1, "172.17.0.1")
+    assert chosen(roce(shared, v4(3, "10.0.0.1")), roce(shared, v4(5, "10.0.0.2"))) == (3, 5)
+    pair = choose_pair(roce(shared), roce(shared))
+    assert isinstance(pair, Pair)
+    assert any("both ends have the address 172.17.0.1" in words for words in pair.warnings)
+
+
+def test_an_address_of_this_machine_only_is_none() -> None:
+    assert isinstance(choose_pair(roce(v4(0, "127.0.0.1"), row(1, "::1")), roce(v4(0, "10.0.0.1"))), Refusal)
+
+
 def test_infiniband_gets_no_gid_and_does_not_mix_with_roce() -> None:
     ib = Port(device="mlx5_1", kind="ib", link_layer="InfiniBand", state="ACTIVE")
     assert choose_pair(ib, ib) == Pair(None, None, "InfiniBand: the tools choose the GID themselves")

@@ -76,7 +76,7 @@ def health(patient: Patient) -> Iterator[Finding]:
 def gid(patient: Patient) -> Iterator[Finding]:
     if not any(port.kind == "roce" for port in patient.facts.ports.ports):
         return iter([skipped("there are no RoCE ports here")])
-    return _all(patient, ("port-no-gid",), "every active RoCE rail has a usable GID")
+    return _all(patient, ("port-no-gid", "port-link-local"), "every active RoCE rail has a usable GID", note=WARN)
 
 
 @check("rdma.mtu")

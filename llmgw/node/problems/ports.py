@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from llmgw.node.problems.memory import Baseline, Facts, PortPast, Symptom
 from llmgw.node.problems.peers import below, figure, spelled
 from llmgw.rdma.counters import CEILINGS, delta, saturated
-from llmgw.rdma.gids import choose
+from llmgw.rdma.gids import address_of, choose
 from llmgw.wire.facts import Grade, Port, PortLoad, Problem
 
 HOUR, MINUTE, DAY = 3600.0, 60.0, 86400.0
@@ -235,8 +235,12 @@ def _reachable(port: Port, load: PortLoad) -> Iterator[Symptom]:
         return
     if port.kind == "roce" and port.role == "fabric":
         gid, reason = choose(port)
+        remedy = f"ip addr add ADDRESS/PREFIX dev {port.netdev or 'IFACE'}"
         if gid is None:
-            yield _symptom(port, "port-no-gid", Grade.WARN, reason, f"ip addr add ADDRESS dev {port.netdev or 'IFACE'}")
+            yield _symptom(port, "port-no-gid", Grade.WARN, reason, remedy)
+        elif (address := address_of(gid.gid)) is not None and address.is_link_local:
+            text = f"only link-local GIDs, the best is {address} at index {gid.index}: no router passes them on"
+            yield _symptom(port, "port-link-local", Grade.NOTE, text, remedy)
         if port.mtu is not None and port.mtu < 4096:
             yield _symptom(
                 port,

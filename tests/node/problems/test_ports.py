@@ -164,6 +164,21 @@ def test_an_active_roce_rail_without_an_address_says_which_interface() -> None:
     assert found((0, facts(ports=(good,)))) == {}
 
 
+def test_a_roce_rail_with_link_local_gids_only_is_noted() -> None:
+    """GI06: a program that takes one of them times out where routers are between."""
+    rails = tuple(
+        msgspec.structs.replace(
+            port(n), kind="roce", netdev=f"eth{n}", gids=(Gid(1, f"fe80::{n + 1}", "RoCE v2", f"eth{n}"), *more)
+        )
+        for n, more in enumerate(((), (Gid(3, "::ffff:10.0.0.1", "RoCE v2", "eth1"),)))
+    )
+    problems = found((0, facts(ports=rails)))
+    assert set(problems) == {"port:mlx5_0/1 port-link-local"}
+    only = problems["port:mlx5_0/1 port-link-local"]
+    assert only.grade is Grade.NOTE
+    assert "fe80::1 at index 1" in only.text
+
+
 def test_virtual_functions_are_left_alone() -> None:
     ports = (*(port(n) for n in range(7)), port(7, role="vf", vf=True))
     assert found((0, facts({7: ("DOWN", "Disabled", None)}, ports=ports))) == {}
