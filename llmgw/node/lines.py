@@ -17,9 +17,34 @@ _ESCAPES = re.compile(
     rb"|\x1b[PX^_][^\x1b\n]{0,2048}(?:\x1b\\)?"  # DCS, SOS, PM, APC
     rb"|\x1b[ -/]{0,8}[0-~]?"  # everything shorter
 )
+_UP = re.compile(rb"\x1b\[[0-9]{0,3}A")
+_ROWS = re.compile(rb"(\n|\x1b\[[0-9]{0,3}A)")
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
 # Line separators of Unicode would break a line once more wherever it is shown.
 _CONTROLS |= dict.fromkeys((0x2028, 0x2029, 0xFEFF, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+
+
+def plain(data: bytes) -> str:
+    """A tool's output as text to be matched: without colours and cursor movements."""
+    return _ESCAPES.sub(b"", data).decode(errors="replace")
+
+
+def settled(data: bytes) -> bytes:
+    """Output without what was written over after going back up to it, as progress bars below one another do."""
+    if _UP.search(data) is None:
+        return data
+    rows, at = [b""], 0
+    parts = _ROWS.split(data)
+    for text, mark in zip(parts[::2], [*parts[1::2], b""], strict=True):
+        again = text.startswith((b"\r", b"\x1b[2K")) and text.strip(b"\r ")
+        rows[at] = text if again else rows[at] + text
+        if mark == b"\n":
+            at += 1
+            if at == len(rows):
+                rows.append(b"")
+        elif mark:
+            at = max(0, at - int(mark[2:-1] or b"1"))
+    return b"\n".join(rows)
 
 
 def clean_line(data: bytes) -> str:
@@ -38,7 +63,7 @@ def clean_line(data: bytes) -> str:
 
 def clean(data: bytes) -> list[str]:
     """All lines of some output. What follows the last end of line counts as a line too."""
-    lines = data.split(b"\n")
+    lines = settled(data).split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
     return [clean_line(line) for line in lines]
@@ -47,7 +72,7 @@ def clean(data: bytes) -> list[str]:
 def last(data: bytes, most: int) -> tuple[str, ...]:
     """The last lines that say something."""
     found: list[str] = []
-    for line in reversed(data.split(b"\n")):
+    for line in reversed(settled(data).split(b"\n")):
         if len(found) >= most:
             break
         if text := clean_line(line):

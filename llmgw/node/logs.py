@@ -177,7 +177,7 @@ class Logs:
             lines = clean(data)
             if len(lines) > most:
                 keep = b"\n".join(data.split(b"\n")[:most]) + b"\n"
-                end, lines = end - len(data) + len(keep), lines[:most]
+                end, lines = end - len(data) + len(keep), clean(keep)
         else:
             run, lost = request.run or runs[-1], bool(mark)
             data, end = _tail(folder / f"{run}.log", _MOST_READ)

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from llmgw.errors import LlmgwError
+from llmgw.node.lines import plain
 from llmgw.node.processes import Handle
 
 #: Output that is kept of one stream: its first and its last so many bytes.
@@ -62,7 +63,7 @@ class Kept:
 
     def text(self) -> str:
         gap = f"\n... {self._lost} bytes left out ...\n".encode() if self._lost else b""
-        return (bytes(self._head) + gap + bytes(self._tail)).decode(errors="replace")
+        return plain(bytes(self._head) + gap + bytes(self._tail))
 
 
 async def run(

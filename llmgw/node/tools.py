@@ -17,6 +17,7 @@ from subprocess import DEVNULL
 import attrs
 import trio
 
+from llmgw.node.lines import plain
 from llmgw.node.run import PLAIN
 from llmgw.rdma.ran import Ran
 
@@ -36,8 +37,8 @@ class Printed:
         """The run with its streams."""
         return attrs.evolve(
             self.ran,
-            out=self.out.read_text(encoding="utf-8", errors="replace"),
-            err=self.err.read_text(encoding="utf-8", errors="replace"),
+            out=plain(self.out.read_bytes()),
+            err=plain(self.err.read_bytes()),
         )
 
 

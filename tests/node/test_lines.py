@@ -23,6 +23,16 @@ def test_a_line_is_what_a_person_would_have_read(data: bytes, text: str) -> None
     assert clean_line(data) == text
 
 
+def test_of_progress_bars_below_one_another_the_newest_states_are_kept() -> None:
+    """tqdm goes down to its inner bar and up again; rich clears its lines on the way up."""
+    nested = b"".join(b"\rshards %d%%\n\rtensors %d%%\x1b[A" % (n, n) for n in range(50)) + b"\n\n"
+    assert clean(nested + b"loaded\n") == ["shards 49%", "tensors 49%", "loaded"]
+    assert last(nested, 5) == ("shards 49%", "tensors 49%")
+    rich = b"".join(b"a %d%%\nb %d%%\n\x1b[1A\x1b[2K\x1b[1A\x1b[2K" % (n, n) for n in range(50))
+    assert clean(rich + b"done\n") == ["done", ""]
+    assert clean(b"\x1b[9Afirst\n") == ["first"]
+
+
 def test_a_line_without_end_is_cut_and_says_by_how_much() -> None:
     line = clean_line(b"x" * 200_000)
     assert line == "x" * MOST_LINE + f" … ({200_000 - MOST_LINE} more bytes)"

@@ -118,3 +118,9 @@ async def test_no_descriptor_is_left_open() -> None:
     for _ in range(5):
         await run(["true"], limit=20)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_colours_are_taken_off_before_anybody_matches_what_was_said() -> None:
+    """hca_self_test colours its answers whatever TERM says (LG04)."""
+    ran = await run(["printf", r"\033[1;32mPASS\033[0m\033[K \033(Bport 1\n"], limit=10)
+    assert ran.stdout == "PASS port 1\n"

@@ -64,3 +64,8 @@ async def test_a_tool_that_prints_without_end_is_stopped(monkeypatch: pytest.Mon
 async def test_bytes_that_are_no_text_do_not_stop_anything() -> None:
     ran = await run("printf", r"a\377b", within=10)
     assert ran.out == "a\ufffdb"
+
+
+async def test_colours_are_no_part_of_what_a_tool_said() -> None:
+    ran = await run("sh", "-c", r"printf '\033[31mDOWN\033[0m'; printf 'tput: \033[1munknown terminal' >&2", within=10)
+    assert (ran.out, ran.err) == ("DOWN", "tput: unknown terminal")
