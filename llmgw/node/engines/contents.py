@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from llmgw.node.engines.gguf import Broken, Header, header
-from llmgw.node.engines.safetensors import Config, config, expected_size, listed
+from llmgw.node.engines.safetensors import Config, config, cut_off, listed
 
 
 @attrs.frozen
@@ -143,26 +143,25 @@ def _hub(folder: Path) -> Contents:
     if error:
         faults.append(Fault("broken-weights", error))
     if not names and not error:
-        others = [path for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)]
+        others = [path for pattern in ("*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)]
         if not others:
             faults.append(Fault("missing-weights", f"{folder} has a config.json but no weights"))
         size = sum(path.stat().st_size for path in others)
         return Contents(
             folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers, shape.dtype
         )
-    size = 0
+    size, missing = 0, list[str]()
     for name in names:
         path = folder / name
         if not path.is_file():  # also a link of the cache whose blob is gone
-            faults.append(Fault("missing-weights", f"{name}, which the model's index lists, is not there"))
+            missing.append(name)
             continue
-        there = path.stat().st_size
-        size += there
-        due = expected_size(path)
-        if due is None:
-            faults.append(Fault("broken-weights", f"{path} does not begin as a safetensors file does"))
-        elif there != due:
-            faults.append(
-                Fault("broken-weights", f"{path} has {there} bytes of {due}: a download was probably cut off")
-            )
+        size += path.stat().st_size
+        if wrong := cut_off(path):
+            faults.append(Fault("broken-weights", wrong))
+    if missing:
+        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        faults.append(
+            Fault("missing-weights", f"{len(missing)} of the model's {len(names)} files are not there: {some}")
+        )
     return Contents(folder, "hub", size, shape.context, shape.heads, cache, tuple(faults), shape.layers, shape.dtype)

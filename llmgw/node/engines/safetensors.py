@@ -1,10 +1,12 @@
-"""Headers of safetensors files and the config.json beside them."""
+"""The files of a model as hubs have them: which there are, whether each is whole, and the config.json beside them."""
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
+from zipfile import is_zipfile
 
 import attrs
 import msgspec
@@ -79,19 +81,51 @@ def _cache(shape: _Shape) -> int | None:
     return 2 * layers * (shape.num_key_value_heads or heads) * (shape.head_dim or (hidden or 0) // heads) * 2
 
 
+#: What a model is saved as, the better first: its index, and its files.
+_KINDS = (("model.safetensors.index.json", "*.safetensors"), ("pytorch_model.bin.index.json", "*.bin"))
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<parts>\d{5})(?P<suffix>\.\w+)")
+
+
 def listed(folder: Path) -> tuple[tuple[str, ...], str]:
-    """The safetensors files that make the model, and an error. With an index, what it lists; else all there are."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return tuple(sorted(path.name for path in folder.glob("*.safetensors"))), ""
-    try:
-        names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        return (), f"{index} cannot be read: {error}"
-    outside = sorted(name for name in names if "/" in name or name.startswith("."))
-    if outside:
-        return (), f"{index} names files outside the model's folder: {outside[0]}"
-    return tuple(sorted(names)), ""
+    """The files that make the model, and an error. With an index, what it lists; else all there are, and what their
+    names say is there beside them (`model-00001-of-00003.safetensors`)."""
+    for file, pattern in _KINDS:
+        index = folder / file
+        names = {path.name for path in folder.glob(pattern)}
+        if index.is_file():
+            try:
+                names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+            except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                return (), f"{index} cannot be read: {error}"
+            outside = sorted(name for name in names if "/" in name or name.startswith("."))
+            if outside:
+                return (), f"{index} names files outside the model's folder: {outside[0]}"
+        for part in filter(None, map(_PART.fullmatch, tuple(names))):
+            count = int(part["parts"])
+            names |= {f"{part['stem']}-{n:05d}-of-{count:05d}{part['suffix']}" for n in range(1, min(count, 9999) + 1)}
+        if names:
+            return tuple(sorted(names)), ""
+    return (), ""
+
+
+def cut_off(path: Path) -> str:
+    """What is wrong with the end of a model's file; "" when it ends as it should. Raises OSError."""
+    there = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(24)
+    if first == b"version https://git-lfs.":
+        return f"{path} is a pointer of Git LFS and not the file itself (`git lfs pull`)"
+    if path.suffix == ".bin":
+        # As PyTorch saves since 1.6: a zip, whose directory is at its end. What it saved before tells no length.
+        broken = there == 0 or (first[:2] == b"PK" and not is_zipfile(path))
+        return f"{path} has {there} bytes and no end: a download was probably cut off" if broken else ""
+    due = expected_size(path)
+    if due is None:
+        return f"{path} does not begin as a safetensors file does"
+    if there == due:
+        return ""
+    what = "a download was probably cut off" if there < due else "something else was written behind it"
+    return f"{path} has {there} bytes of {due}: {what}"
 
 
 def expected_size(path: Path) -> int | None:

@@ -1,6 +1,7 @@
 import json
 import struct
 import tempfile
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -109,6 +110,59 @@ def test_a_hub_folder_that_is_not_whole_says_what_lacks(
     tmp_path: Path, cut: int, index: list[str] | None, codes: list[str]
 ) -> None:
     assert [fault.code for fault in read_contents(hub(tmp_path, cut=cut, index=index)).faults] == codes
+
+
+def safetensors(folder: Path, name: str) -> None:
+    (folder / name).write_bytes((hub(folder) / "model-1.safetensors").read_bytes())
+    (folder / "model-1.safetensors").unlink()
+
+
+def test_parts_that_were_not_downloaded_are_missed_without_an_index_too(tmp_path: Path) -> None:
+    """A download that was interrupted before the index came (DL01)."""
+    safetensors(tmp_path, "model-00002-of-00006.safetensors")
+    (fault,) = read_contents(tmp_path).faults
+    assert fault.code == "missing-weights"
+    assert "5 of the model's 6 files are not there: model-00001-of-00006.safetensors, " in fault.text
+    assert fault.text.endswith("model-00004-of-00006.safetensors and 2 more")
+
+
+def test_what_pytorch_wrote_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    names = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
+    index = {"weight_map": {"a": names[0], "b": names[1]}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    for name in names:
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("data.pkl", b"x" * 1000)
+    assert read_contents(tmp_path).faults == ()
+    first = tmp_path / names[0]
+    first.write_bytes(first.read_bytes()[:-30])
+    (tmp_path / names[1]).unlink()
+    assert [fault.code for fault in read_contents(tmp_path).faults] == ["broken-weights", "missing-weights"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "pointer of Git LFS"),
+        (b"", "does not begin as a safetensors file does"),
+        (bytes(4096), "does not begin as a safetensors file does"),  # made room for, and never written
+    ],
+)
+def test_a_file_that_is_something_else_says_what(tmp_path: Path, data: bytes, words: str) -> None:
+    safetensors(tmp_path, "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(data)
+    (fault,) = read_contents(tmp_path).faults
+    assert fault.code == "broken-weights"
+    assert words in fault.text
+
+
+def test_more_than_a_file_should_have_is_not_called_cut_off(tmp_path: Path) -> None:
+    safetensors(tmp_path, "model.safetensors")
+    with (tmp_path / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    (fault,) = read_contents(tmp_path).faults
+    assert fault.text.endswith("something else was written behind it")
 
 
 def test_a_config_without_weights_is_missing_weights_and_a_broken_config_is_said(tmp_path: Path) -> None:
