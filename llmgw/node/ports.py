@@ -1,7 +1,7 @@
 """The node's RDMA ports, read from sysfs and watched.
 
 Reads of a sick adapter can block for ever, so adapters are read in a thread that can be left behind, and the one it
-hangs at is named and hides no other. Files that refuse are not asked again soon: each refusal is a line in some
+hangs at is named and hides no other. Counters that refuse are not asked again soon: each refusal is a line in some
 kernels' logs.
 """
 
@@ -30,7 +30,7 @@ from llmgw.wire.facts import Gpu, Port, PortLoad
 WHOLE_PERIOD = 60.0
 #: Seconds after which an adapter's reading is not waited for any more.
 WITHIN = 2.0
-#: Seconds until a file that refused is tried again.
+#: Seconds until a counter that refused is tried again.
 REFUSED_AGAIN = 3600.0
 #: Seconds between two askings of `ibv_devinfo` for the MTU of InfiniBand links.
 DEVINFO_PERIOD, DEVINFO_WITHIN = 600.0, 20.0
@@ -123,7 +123,8 @@ class Adapter:
         if isinstance(value, Unread):
             if value.reason == "ENOENT":
                 return
-            if value.reason in ("EINVAL", "EOPNOTSUPP"):
+            # A counter that refuses does so for good; a state or a rate may only be in a reset.
+            if value.reason in ("EINVAL", "EOPNOTSUPP") and "counters/" in path:
                 self._refused[path] = time.monotonic()
         tree[path] = value
 

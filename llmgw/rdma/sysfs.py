@@ -31,8 +31,8 @@ ENCODING = {"SDR": 0.8, "DDR": 0.8, "QDR": 0.8, "FDR": 4 * 14.0625 * 64 / 66 / 5
 NAMED_DRIVERS = ("mlx5", "mlx4", "irdma", "bnxt_re", "efa", "hfi1", "qedr", "rxe", "siw", "mana", "ionic", "erdma")
 UNSET_LIDS = frozenset({0, 0xFFFF})
 
-#: Files whose absence an operator should know of; any other may be missing.
-CORE = ("state", "phys_state", "rate", "link_layer")
+#: Files whose absence an operator should know of, and one more on InfiniBand; any other may be missing.
+CORE, CORE_IB = ("state", "phys_state", "rate", "link_layer"), ("lid",)
 
 _rate = re.compile(r"([\d.]+)\s*Gb/sec(?:\s*\((\d+)X\s*([A-Z0-9]+)\))?")
 _word = re.compile(r"^\s*\d+\s*:\s*(.*)$")
@@ -100,7 +100,7 @@ def kind_of(tree: Tree, device: str, number: str, driver: str) -> str:
     named = layer not in ("infiniband", "ethernet") and (node == UNSPECIFIED or device.startswith("rdmap"))
     if driver == "efa" or named or (text(tree, "device/vendor") == AMAZON and layer != "ethernet"):
         return "efa"
-    if driver == "hfi1" or device.startswith("hfi1"):
+    if driver.startswith("hfi") or device.startswith(("hfi", "opap")):
         return "opa"
     if node in OTHER_NODES:
         return "other"
@@ -202,7 +202,7 @@ def _port(device: str, tree: Tree, number: str) -> Port:
         numa_node=_numa(text(tree, "device/numa_node")),
         vf=bool(text(tree, "@physfn")),
         bond=netdev if bonded else text(tree, f"@net/{netdev}/master") if text(tree, f"@net/{netdev}/slave") else "",
-        unreadable=tuple(unreadable(tree, number)),
+        unreadable=tuple(unreadable(tree, number, kind)),
         libfabric=f"{device}-rdm" if kind == "efa" else "",
     )
 
@@ -319,10 +319,10 @@ def _half(gid: str, at: int) -> str:
     return f"{half:016x}" if half else ""
 
 
-def unreadable(tree: Tree, number: str) -> Iterator[str]:
-    """Files of a port that could not be read. What is merely absent counts only where every port has it."""
+def unreadable(tree: Tree, number: str, kind: str) -> Iterator[str]:
+    """Files of a port that could not be read. What is merely absent counts only where every port of its kind has it."""
     below = f"ports/{number}/"
-    for name in CORE:
+    for name in (*CORE, *CORE_IB) if kind == "ib" else CORE:
         value = tree.get(below + name)
         if not isinstance(value, str):
             yield f"{name}: {value.reason if isinstance(value, Unread) else 'ENOENT'}"

@@ -65,6 +65,17 @@ async def test_one_file_that_refuses_costs_one_counter_and_is_not_asked_again(tm
     assert "VL15_dropped" not in (await ports.look()).loads[0].counters
 
 
+async def test_a_state_that_refuses_once_is_asked_again_at_the_next_look(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    here = machine.adapter("mlx5_0", pci="0000:0a:00.0")
+    machine.refuse(f"{here}/ports/1/state")
+    ports = Ports(View(root=tmp_path, state=None))
+    assert [load.state for load in (await ports.look()).loads] == [""]
+    (tmp_path / here / "ports/1/state").unlink()
+    machine.write(f"{here}/ports/1/state", "4: ACTIVE")
+    assert [(load.state, load.rate_gbps) for load in (await ports.look()).loads] == [("ACTIVE", 400.0)]
+
+
 async def test_an_adapter_without_attributes_hides_no_other(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.adapter("mlx5_0", pci="0000:18:00.0")

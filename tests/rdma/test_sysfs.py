@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmgw.rdma.link import Side, unfit
 from llmgw.rdma.roles import assigned
 from llmgw.rdma.sysfs import Tree, Unread, gbps, guid, kind_of, lid, loads, ports, rate_of, roce_mtu
 from llmgw.wire.facts import Port
@@ -167,6 +168,24 @@ def test_omni_path_borrows_infinibands_words_and_is_no_rail() -> None:
     assert mine.kind == "opa"
     assert mine.hca_type == ""
     assert assigned([mine])[0].rail is None
+
+
+@pytest.mark.parametrize(("device", "driver"), [("ibp216s0", "hfi1"), ("opap1s0", ""), ("hfi2_0", "hfi2")])
+def test_omni_path_is_known_by_driver_or_by_name(device: str, driver: str) -> None:
+    assert port(infiniband(**{"@driver": driver}), device).kind == "opa"
+
+
+def test_a_lid_that_nobody_could_read_is_not_one_that_nobody_gave() -> None:
+    """SY09: a copy of sysfs may hold neither LID."""
+    tree = infiniband()
+    del tree["ports/1/lid"], tree["ports/1/sm_lid"]
+    blind = port(tree)
+    assert (blind.lid, blind.unreadable) == (None, ("lid: ENOENT",))
+    assert unfit(Side("a", blind)) is None
+    unset = port(infiniband(ports__1__lid="0x0", ports__1__sm_lid="0x0"))
+    refused = unfit(Side("a", unset))
+    assert refused is not None
+    assert refused.code == "no-sm"
 
 
 def test_iwarp_is_neither_infiniband_nor_roce() -> None:

@@ -147,19 +147,20 @@ def _link(
     if not load.state or _active(load.state):
         return
     up = sum(1 for peer in peers if peer is not port and (other := loads.get(subject(peer))) and _active(other.state))
-    others = f"; {spelled(up)} of its {spelled(len(peers) - 1)} peers are up" if len(peers) > 1 else ""
+    others = f"; {spelled(up)} of its {spelled(len(peers) - 1)} peers are up" if up else ""
+    others = others or ("; none of its peers is up" if len(peers) > 1 else "")
     since = past.down_since if past.down_since is not None else now
     long = f" for {round((now - since) / MINUTE)} min" if now - since >= DROP else ""
-    if load.state in ("INIT", "ARMED"):
-        if port.kind == "ib":
-            yield _symptom(
-                port,
-                "port-no-manager",
-                Grade.BAD if port.role == "fabric" else Grade.WARN,
-                f"the link is up and in state {load.state}{long}: no subnet manager has configured it{others}",
-                "check that a subnet manager runs on this fabric: sminfo",
-                after=MANAGER_WITHIN,
-            )
+    waits = load.state in ("INIT", "ARMED")
+    if waits and port.kind in ("ib", "opa"):
+        yield _symptom(
+            port,
+            "port-no-manager",
+            Grade.BAD if port.role == "fabric" else Grade.WARN,
+            f"the link is up and in state {load.state}{long}: no subnet manager has configured it{others}",
+            f"check that a subnet manager runs on this fabric: {'sminfo' if port.kind == 'ib' else 'opafabricinfo'}",
+            after=MANAGER_WITHIN,
+        )
         return
     if load.physical_state == "Disabled":
         yield _symptom(
@@ -167,9 +168,9 @@ def _link(
             "port-disabled",
             Grade.WARN if up and port.role == "fabric" else Grade.NOTE,
             f"down by administration (phys_state Disabled){long}{others}",
-            f"ip link set {port.netdev or 'IFACE'} up"
-            if port.kind == "roce"
-            else f"ibportstate -C {port.device} enable",
+            f"ibportstate -C {port.device} -P {port.number} -D 0 {port.number} enable"
+            if port.kind == "ib"
+            else f"ip link set {port.netdev or 'IFACE'} up",
         )
         return
     was_up = past.up_at is not None
@@ -179,14 +180,34 @@ def _link(
     else:
         grade = Grade.WARN if was_up else Grade.NOTE
     how = "was up before" if was_up else "never seen up by this agent"
-    what = "dropped" if was_up and now - since >= DROP else "down"
+    what = "not active" if waits else "dropped" if was_up and now - since >= DROP else "down"
     yield _symptom(
         port,
         "port-down",
         grade,
         f"{what}{long} ({load.state}, {load.physical_state or 'physical state unknown'}; {how}){others}",
-        "Polling: no cable, or nothing at its other end; check cable, transceiver and switch port",
+        _cure(port, load.physical_state),
+        after=MANAGER_WITHIN if waits else 0.0,
     )
+
+
+#: What a port's physical state says of its cable.
+CURES = {
+    "Polling": "Polling: no cable, or nothing at its other end; check cable, transceiver and switch port",
+    "LinkErrorRecovery": "its signal is lost again and again: clean or exchange the cable or transceiver",
+    "PortConfigurationTraining": "both ends do not agree on a speed: compare their settings, exchange the cable",
+}
+
+
+def _cure(port: Port, physical: str) -> str:
+    if port.kind == "efa":
+        return f"ip link set {port.netdev or 'IFACE'} up; see the instance's network interfaces"
+    return CURES.get(physical) or f"check cable, transceiver and switch port; {_log(port)}"
+
+
+def _log(port: Port) -> str:
+    """Where the driver says more."""
+    return f"dmesg | grep {port.driver or port.device}"
 
 
 def _counters(port: Port, load: PortLoad, past: PortPast, now: float) -> Iterator[Symptom]:
@@ -222,7 +243,9 @@ def _counters(port: Port, load: PortLoad, past: PortPast, now: float) -> Iterato
             "port-counters-full",
             Grade.NOTE,
             f"at the ceiling, so growth cannot be seen any more: {', '.join(full)}",
-            f"perfquery -C {port.device} -P {port.number} -R",
+            f"perfquery -C {port.device} -P {port.number} -R"
+            if port.kind == "ib"
+            else "they begin anew when the driver is loaded again",
         )
 
 
@@ -230,7 +253,7 @@ def _reachable(port: Port, load: PortLoad) -> Iterator[Symptom]:
     core = [words for words in port.unreadable if "/" not in words]
     if core:
         text = f"cannot be read: {', '.join(core)}"
-        yield _symptom(port, "port-unreadable", Grade.WARN, text, "check the driver: dmesg | grep mlx5")
+        yield _symptom(port, "port-unreadable", Grade.WARN, text, f"check the driver: {_log(port)}")
     if not _active(load.state):
         return
     if port.kind == "roce" and port.role == "fabric":
@@ -249,7 +272,7 @@ def _reachable(port: Port, load: PortLoad) -> Iterator[Symptom]:
                 f"RDMA MTU {port.mtu}: every packet carries more overhead than with 4096",
                 f"ip link set {port.netdev or 'IFACE'} mtu 4200, on switches too",
             )
-    if port.kind == "ib" and port.lid is None:
+    if port.kind == "ib" and port.lid is None and not any(words.startswith("lid:") for words in core):
         yield _symptom(port, "port-no-lid", Grade.WARN, "active without a LID", "check the subnet manager: sminfo")
 
 
@@ -308,7 +331,7 @@ def _gone(facts: Facts, past: dict[str, PortPast], now: float) -> Iterator[Sympt
             continue
         found = next((port for port in facts.ports.ports if port.device == device), Port(device=device))
         text = f"its files do not answer for {round(now - since)} s: the driver or the adapter hangs"
-        yield _symptom(found, "adapter-silent", Grade.BAD, text, "look at dmesg | grep mlx5; a reboot is likely needed")
+        yield _symptom(found, "adapter-silent", Grade.BAD, text, f"look at {_log(found)}; a reboot is likely needed")
 
 
 def kernel(facts: Facts, now: float) -> Iterator[Symptom]:

@@ -147,6 +147,41 @@ def test_a_link_without_a_subnet_manager_is_told_after_a_while() -> None:
     assert "port:mlx5_4/1 port-no-manager" in found((0, waiting), (20, waiting))
 
 
+def test_ethernet_and_omni_path_that_wait_to_be_active_are_told_after_a_while_too() -> None:
+    kinds = (("roce", "port-down"), ("opa", "port-no-manager"))
+    for kind, code in kinds:
+        waiting = facts({0: ("INIT", "LinkUp", 100.0)}, ports=(msgspec.structs.replace(port(0), kind=kind),))
+        assert found((0, waiting)) == {}
+        assert set(found((0, waiting), (20, waiting))) == {f"port:mlx5_0/1 {code}"}
+
+
+def test_the_remedy_of_a_port_that_is_down_goes_by_its_physical_state_and_its_kind() -> None:
+    def remedy(physical: str, **more: object) -> str:
+        one = msgspec.structs.replace(port(0), **more)
+        (only,) = found((0, facts({0: ("DOWN", physical, None)}, ports=(one,)))).values()
+        return only.remedy
+
+    assert "no cable" in remedy("Polling")
+    assert "no cable" not in remedy("LinkErrorRecovery")
+    assert "no cable" not in remedy("PortConfigurationTraining")
+    assert remedy("Disabled", number=2) == "ibportstate -C mlx5_0 -P 2 -D 0 2 enable"
+    assert remedy("Disabled", kind="roce", netdev="eth0") == "ip link set eth0 up"
+    assert remedy("LinkUp", kind="efa", netdev="ens32").startswith("ip link set ens32 up")
+
+
+def test_counters_of_an_ethernet_port_are_not_reset_with_an_infiniband_tool() -> None:
+    full = {0: {"excessive_buffer_overrun_errors": 15}}
+    one = msgspec.structs.replace(port(0), kind="roce", gids=(Gid(3, "::ffff:10.0.0.1", "RoCE v2"),))
+    assert "perfquery" in found((0, facts(counters=full, ports=(port(0),))))["port:mlx5_0/1 port-counters-full"].remedy
+    told = found((0, facts(counters=full, ports=(one,))))["port:mlx5_0/1 port-counters-full"]
+    assert "perfquery" not in told.remedy
+
+
+def test_an_unread_lid_is_not_told_as_a_missing_one() -> None:
+    blind = msgspec.structs.replace(port(0), lid=None, unreadable=("lid: ENOENT",))
+    assert set(found((0, facts(ports=(blind,))))) == {"port:mlx5_0/1 port-unreadable"}
+
+
 def test_an_adapter_that_vanishes_is_missed_and_one_that_hangs_is_named() -> None:
     seven = facts(ports=tuple(port(n) for n in range(7)))
     only = found((0, facts()), (5, seven))
