@@ -177,14 +177,12 @@ class Scanner:
             raise BadInput(f"{device}/{number} is a {port.kind} port: only InfiniBand has a fabric to scan")
         return device, number
 
-    def _may_read_umad(self) -> bool | None:
-        """Whether the tools may open the MAD devices; None where there are none to try."""
+    def _may_read_umad(self) -> bool:
+        """Whether there is a MAD device that the tools may open."""
         try:
             names = [name for name in os.listdir(self._root / "dev/infiniband") if name.startswith("umad")]
         except OSError:
-            return None
-        if not names:
-            return None
+            return False
         return any(os.access(self._root / "dev/infiniband" / name, os.R_OK | os.W_OK) for name in names)
 
     def _port_down(self, device: str, number: int) -> bool:

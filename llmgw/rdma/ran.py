@@ -45,9 +45,13 @@ class Trouble:
 
 
 _UNANSWERED = re.compile(r"bad status \d+|timed out|_do_madrpc failed|recv failed")
-_CANNOT_OPEN = re.compile(r"can't open UMAD port \((?P<device>[^)]*?):\d+\)|Failed to open '?(?P<other>[^' ]*)'?")
+_CANNOT_OPEN = re.compile(r"can't open UMAD port \((?P<device>.*?):\d+\)|Failed to open '?(?P<other>[^' ]*)'?")
 _DESTINATION = re.compile(r"dport \((?P<where>[^)]*)\)")
 _SM_LID = re.compile(r"Lid (\d+)")
+_UMAD = (
+    "run modprobe ib_umad; in a container, pass /dev/infiniband in; run the agent as root or give its user the right to "
+    "read and write these devices"
+)
 
 
 def unanswered(ran: Ran) -> bool:
@@ -71,8 +75,9 @@ def silent_lid(ran: Ran) -> int | None:
 def trouble(ran: Ran, *, port_down: bool = False, can_read_umad: bool | None = None) -> Trouble | None:
     """Why this run gave no answer, None when it gave one (which may still have holes: see `unanswered`).
 
-    `port_down` is what sysfs says of the local port and `can_read_umad` whether /dev/infiniband/umad* may be
-    opened (None: nobody looked): the tools themselves print the same line for a missing right and a wrong device name.
+    `port_down` is what sysfs says of the local port and `can_read_umad` whether there is a /dev/infiniband/umad* that
+    may be opened (None: nobody looked): the tools themselves print the same line where there is none (in a container),
+    for a missing right and for a wrong device name.
     """
     tool, said = ran.tool, f"{ran.out}\n{ran.err}"
     if ran.exit is None:
@@ -94,11 +99,7 @@ def trouble(ran: Ran, *, port_down: bool = False, can_read_umad: bool | None = N
             "no-umad", f"{tool} finds no MAD device: the kernel module ib_umad is not loaded", "run modprobe ib_umad"
         )
     if "Permission denied" in said or (can_read_umad is False and _CANNOT_OPEN.search(said)):
-        return Trouble(
-            "no-permission",
-            f"{tool} may not open /dev/infiniband/umad*",
-            "run the agent as root or give its user the right to read and write these devices",
-        )
+        return Trouble("no-permission", f"{tool} finds no /dev/infiniband/umad* that it may open", _UMAD)
     if "client_register for mgmt" in said:
         return Trouble(
             "roce",
@@ -113,17 +114,20 @@ def trouble(ran: Ran, *, port_down: bool = False, can_read_umad: bool | None = N
     opened = _CANNOT_OPEN.search(said)
     if opened or "umad_open_port" in said:
         name = (opened and (opened["device"] or opened["other"])) or ""
-        named = "" if name in ("", "(null)", "(null):0") else f" {name}"
+        if name in ("", "(null)", "(null):0"):
+            # It was told no name and took the first device that there is.
+            return Trouble("no-umad", f"{tool} finds no MAD device that it may open (/dev/infiniband/umad*)", _UMAD)
         return Trouble(
             "no-device",
-            f"{tool} cannot open the port{named}: no such InfiniBand device",
+            f"{tool} cannot open the port {name}: no such InfiniBand device",
             "see `ibstat -l` for the devices of this node",
         )
     if ran.exit == 0 or (ran.exit == 1 and tool == "ibqueryerrors"):
         return None
-    if port_down and unanswered(ran):
+    silent = unanswered(ran) or (tool == "sminfo" and _last_line(ran).endswith("iberror: failed: query"))
+    if port_down and silent:
         return Trouble("port-down", f"{tool} gets no answer: the local port is down", "check the cable of this port")
-    if tool in ("sminfo", "saquery", "perfquery") and unanswered(ran):
+    if tool in ("sminfo", "saquery", "perfquery") and silent:
         lid = silent_lid(ran)
         if lid == 0:
             return _no_sm(tool)

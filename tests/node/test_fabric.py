@@ -203,6 +203,21 @@ def fake_tool(directory: Path, name: str, script: str) -> dict[str, str]:
     return {"PATH": f"{directory}:{os.environ['PATH']}"}
 
 
+async def test_in_a_container_without_mad_devices_the_adapter_is_not_called_missing(tmp_path: Path) -> None:
+    """SY17: the module is loaded on the host, and /dev/infiniband/umad* is not passed in."""
+    said = "echo \"ibwarn: [1] mad_rpc_open_port: can't open UMAD port (mlx5_0:1)\" >&2; exit 255"
+    environment = fake_tool(tmp_path / "bin", "sminfo", said)
+    port = Port(device="mlx5_0", kind="ib", state="ACTIVE")
+    scanner = Scanner(lambda: [port], root=tmp_path, environment=environment)
+    (managers,) = (await scanner.managers(ManagersRequest(), say)).ports
+    assert "finds no /dev/infiniband/umad*" in managers.error
+    assert "no such InfiniBand device" not in managers.error
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/umad0").write_text("")
+    (managers,) = (await scanner.managers(ManagersRequest(), say)).ports
+    assert managers.code == "no-device"
+
+
 async def test_a_cancelled_scan_leaves_no_process_of_its_tool_running(tmp_path: Path) -> None:
     """Not even one that the tool started itself."""
     pids = tmp_path / "pids"

@@ -23,8 +23,7 @@ WITHOUT = [
 @pytest.mark.parametrize("name", WITHOUT)
 def test_without_ib_umad_every_tool_says_so(name: str) -> None:
     ran = captures.ran(name)
-    # Only iblinkinfo prints no more than that the port cannot be opened.
-    assert code(ran) == ("no-device" if ran.tool == "iblinkinfo" and "ABI" not in ran.err else "no-umad")
+    assert code(ran) == "no-umad"
 
 
 @pytest.mark.parametrize("tool", ["sminfo", "saquery-SMIR", "perfquery"])
@@ -70,6 +69,30 @@ def test_a_missing_right_and_a_wrong_name_look_alike_and_the_caller_knows_which(
     why = trouble(ran)
     assert why is not None
     assert "mlx5_1" in why.text
+
+
+@pytest.mark.parametrize(
+    ("out", "err"),
+    [
+        ("", "ibwarn: [1] mad_rpc_open_port: can't open UMAD port ((null):0)\n"),
+        ("sminfo: iberror: failed: Failed to open '(null)' port '0'\n", ""),
+    ],
+)
+def test_a_tool_that_finds_no_device_at_all_lacks_its_mad_devices_and_no_manager(out: str, err: str) -> None:
+    """SY17: as much as `sminfo` says in a container that has no /dev/infiniband."""
+    why = trouble(Ran("sminfo", 255, out, err))
+    assert why is not None
+    assert why.code == "no-umad"
+    assert "modprobe ib_umad" in why.remedy
+    assert "container" in why.remedy
+
+
+def test_a_manager_is_silent_though_the_tool_does_not_say_where_it_asked() -> None:
+    """SM03: `sminfo` with its standard error lost."""
+    failed = "sminfo: iberror: failed: query\n"
+    assert code(Ran("sminfo", 255, failed, "")) == "sm-silent"
+    assert code(Ran("sminfo", 255, failed, ""), port_down=True) == "port-down"
+    assert code(Ran("smpquery", 255, "smpquery: iberror: failed: query\n", "")) == "failed"
 
 
 def test_saquery_alone_names_a_missing_right() -> None:
