@@ -30,7 +30,7 @@ from llmgw.node.problems.verdict import problems
 from llmgw.node.snapshot import Snapshot
 from llmgw.node.view import View
 from llmgw.wire.agent import Register
-from llmgw.wire.facts import Gpu, GpuProcess, Host, Imex, NodeId, Port, Problem, ShardId
+from llmgw.wire.facts import Gpu, GpuFabric, GpuProcess, Host, Imex, NodeId, Port, Problem, ShardId
 
 #: Seconds between two looks at what rarely changes: interfaces, memory, disks; and IMEX.
 HOST_PERIOD, IMEX_PERIOD = 30.0, 30.0
@@ -101,7 +101,7 @@ class Survey:
             address=self._view.address,
             host=now.host,
             gpu_driver=now.driver,
-            gpus=tuple(_with_fabric(gpu, now) for gpu in now.gpus),
+            gpus=tuple(_with_fabric(gpu, now.gpu_fabrics) for gpu in now.gpus),
             ports=now.ports,
             imex=now.imex,
             problems=now.problems,
@@ -193,9 +193,14 @@ class Survey:
             await trio.sleep(TOGETHER)
 
     def snapshot_of_facts(self) -> Snapshot:
-        """Lasting facts only: what decides whether a new Register is due."""
+        """Facts without loads: by them a shard is checked before it starts, and a new Register may be due."""
         gpus = self.gpus.view.value
-        return Snapshot(host=self._known_host(), driver=gpus.driver, gpus=gpus.gpus, ports=self.ports.view.value.ports)
+        return Snapshot(
+            host=self._known_host(),
+            driver=gpus.driver,
+            gpus=tuple(_with_fabric(gpu, gpus.fabrics) for gpu in gpus.gpus),
+            ports=self.ports.view.value.ports,
+        )
 
     def _judge(self) -> None:
         verdict = problems(self.facts(), self._memory, time.monotonic())
@@ -259,8 +264,8 @@ def _held(processes: tuple[GpuProcess, ...]) -> dict[int, int]:
     return held
 
 
-def _with_fabric(gpu: Gpu, now: Snapshot) -> Gpu:
-    fabric = now.gpu_fabrics.get(gpu.uuid)
+def _with_fabric(gpu: Gpu, fabrics: Mapping[str, GpuFabric]) -> Gpu:
+    fabric = fabrics.get(gpu.uuid)
     return msgspec.structs.replace(gpu, fabric=fabric) if fabric is not None else gpu
 
 

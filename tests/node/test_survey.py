@@ -98,6 +98,20 @@ async def test_a_node_of_eight_gpus_and_nine_ports_registers_whole(tmp_path: Pat
     nursery.cancel_scope.cancel()
 
 
+async def test_shards_are_checked_against_the_fabric_as_it_is_now(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """A node registers while its fabric manager still starts; nothing lasting changes when that is done."""
+    zeros = "0" * 32
+    driver = Driver(tmp_path, "gpus 2", f"fabric 1 0 0 {zeros} 0")
+    survey = Survey(View(root=tmp_path, state=tmp_path, period=0.2), dict, probe=driver.probe())
+    beats = survey.beats(await running(survey, nursery))
+    assert [gpu.fabric and gpu.fabric.state for gpu in survey.snapshot_of_facts().gpus] == ["not-started"] * 2
+    driver.says("gpus 2", f"fabric 3 0 0 {zeros} 0")
+    await heard(beats, lambda beat: beat.gpu_fabrics is not None)
+    assert [gpu.fabric and gpu.fabric.state for gpu in survey.snapshot_of_facts().gpus] == ["completed"] * 2
+    assert survey.changed.value == 0
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_foreign_process_is_told_from_a_shards(tmp_path: Path, nursery: trio.Nursery) -> None:
     driver = Driver(tmp_path, "gpus 1", f"process 0 {os.getpid()} 1048576", "process 0 1 2097152")
     survey = Survey(View(period=0.2), lambda: {ShardId("m-0-0"): frozenset({os.getpid()})}, probe=driver.probe())

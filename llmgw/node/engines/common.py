@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from llmgw.node.engines import Objection, source_of
 from llmgw.node.engines.contents import Contents
 from llmgw.wire.agent import Register
-from llmgw.wire.facts import Grade, ShardSpec
+from llmgw.wire.facts import ShardSpec
 
 _WHAT = {
     "missing-weights": "check the profile's source",
@@ -55,7 +55,6 @@ def general(spec: ShardSpec, facts: Register, contents: Contents | None) -> Iter
 def _gpus(spec: ShardSpec, facts: Register) -> Iterator[Objection]:
     gpus = {gpu.uuid: gpu for gpu in facts.gpus}
     slices = {mig.uuid: gpu for gpu in facts.gpus for mig in gpu.mig_devices}
-    bad = {problem.subject: problem for problem in facts.problems if problem.grade is Grade.BAD}
     if len(spec.gpus) < spec.resources.gpus:
         yield Objection(
             "gpu-missing", f"{spec.resources.gpus} GPUs were asked for and {len(spec.gpus)} were chosen", ""
@@ -71,8 +70,19 @@ def _gpus(spec: ShardSpec, facts: Register) -> Iterator[Objection]:
             yield Objection(
                 "gpu-missing", f"GPU {uuid} cannot be read: {gpu.unreadable}", "look at the node's problems"
             )
-        if (problem := bad.get(f"gpu:{gpu.uuid}")) is not None:
-            yield Objection("gpu-fault", f"GPU {uuid}: {problem.text}", problem.remedy)
+        # Its problems are for the plane to judge: an operator may have acknowledged one, which is not known here.
+        if gpu.fabric is not None and gpu.fabric.state == "not-started":
+            yield Objection(
+                "fabric-manager",
+                f"GPU {uuid}: the fabric manager has not started its NVLink fabric, and CUDA fails with error 802",
+                "systemctl restart nvidia-fabricmanager",
+            )
+        elif gpu.fabric is not None and gpu.fabric.state == "in-progress" and len(spec.gpus) > 1:
+            yield Objection(
+                "fabric-manager",
+                f"GPU {uuid}: its NVLink fabric is not ready (In Progress), so it cannot work together with others",
+                "wait some minutes after boot; then look at the fabric manager's log",
+            )
         if gpu.mig_enabled and uuid in gpus:
             yield Objection("gpu-missing", f"GPU {uuid} is divided (MIG)", "choose one of its slices")
         need, has = spec.resources.compute_capability, gpu.compute_capability

@@ -1,14 +1,15 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from llmgw.node.engines.causes import Cause, Ended, telling
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.vllm import Vllm
 from llmgw.node.engines.wires import Wires, read
 from llmgw.node.lines import clean, last
-from llmgw.wire.facts import ShardSpec
-from tests.node.engines.specs import FACTS, seat, spec
+from llmgw.wire.facts import GpuFabric, Grade, Problem, ShardSpec
+from tests.node.engines.specs import FACTS, GPUS, seat, spec
 
 VLLM = Vllm()
 PEERS = ("10.0.0.1", "10.0.0.2")
@@ -156,6 +157,28 @@ def test_a_cpu_shards_workers_share_its_cache_unless_the_profile_says_how_large_
 )
 def test_what_the_engine_would_refuse_after_minutes_is_refused_at_once(found: list[str], expected: list[str]) -> None:
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "gpus", "expected"),
+    [
+        ("not-started", 1, ["fabric-manager"]),
+        ("in-progress", 1, []),
+        ("in-progress", 2, ["fabric-manager", "fabric-manager"]),
+        ("completed", 2, []),
+        ("not-supported", 2, []),
+    ],
+)
+def test_no_engine_is_started_on_gpus_whose_fabric_is_not_there(state: str, gpus: int, expected: list[str]) -> None:
+    there = tuple(structs.replace(gpu, fabric=GpuFabric(state=state)) for gpu in FACTS.gpus)
+    facts = structs.replace(FACTS, gpus=there)
+    assert [found.code for found in VLLM.validate(spec("vllm", gpus=gpus), facts, HUB)] == expected
+
+
+def test_a_problem_of_a_gpu_is_for_the_plane_to_judge() -> None:
+    """It may be over since the node registered, and an operator may have acknowledged it."""
+    bad = Problem(subject=f"gpu:{GPUS[0]}", code="remap-pending", grade=Grade.BAD, text="a row waits to be remapped")
+    assert VLLM.validate(spec("vllm", gpus=1), structs.replace(FACTS, problems=(bad,)), HUB) == ()
 
 
 LINES = {
