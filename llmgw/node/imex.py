@@ -45,8 +45,16 @@ class _Domain(msgspec.Struct):
     status: str = ""
 
 
-def own_addresses(interfaces: Iterable[Interface]) -> frozenset[str]:
-    return frozenset(text.partition("/")[0] for each in interfaces for text in each.addresses)
+def own_addresses(interfaces: Iterable[Interface], hostname: str = "") -> frozenset[str]:
+    """What this node may be called in IMEX's list of nodes, which has addresses or names, with their domain or not."""
+    addresses = (text.partition("/")[0] for each in interfaces for text in each.addresses)
+    return frozenset(filter(None, (*addresses, *_names(hostname))))
+
+
+def _names(host: str) -> tuple[str, ...]:
+    """A host by its whole name and by its first label; an address as it is."""
+    name = host.lower()
+    return (name,) if ":" in name or name.replace(".", "").isdecimal() else (name, name.partition(".")[0])
 
 
 def parse(text: str, own: frozenset[str], channels: int = 0) -> Imex | None:
@@ -70,7 +78,7 @@ def parse_json(text: str, own: frozenset[str], channels: int = 0) -> Imex | None
         }
         for number, node in domain.nodes.items()
     }  # fmt: skip
-    mine = [number for number, node in domain.nodes.items() if {node.host, node.host_name} & own]
+    mine = [number for number, node in domain.nodes.items() if own & {*_names(node.host), *_names(node.host_name)}]
     hosts = {
         to: connection.host for node in domain.nodes.values() for to, connection in node.connections.items()
     }  # fmt: skip
@@ -102,7 +110,7 @@ def parse_table(text: str, own: frozenset[str], channels: int = 0) -> Imex | Non
         elif len(words) >= 2 and words[0].isdecimal() and all(word in CELLS for word in words[1:]):
             order = columns or [str(index) for index in range(len(words) - 1)]
             rows[words[0]] = dict(zip(order, words[1:], strict=False))
-    mine = [number for number, address, _ in nodes if address in own]
+    mine = [number for number, address, _ in nodes if own.intersection(_names(address))]
     return _imex(
         found[1] if found else "",
         [(address, status) for _, address, status in nodes],

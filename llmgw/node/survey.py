@@ -233,7 +233,8 @@ class Survey:
 
     async def _watch_imex(self) -> None:
         while True:
-            self._imex = await imex(self._view, own_addresses(self._known_host().interfaces))
+            known = self._known_host()
+            self._imex = await imex(self._view, own_addresses(known.interfaces, known.hostname))
             self._imex_asked.set()
             self._moved.set()
             await trio.sleep(IMEX_PERIOD)

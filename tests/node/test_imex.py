@@ -98,6 +98,27 @@ def test_without_a_row_that_is_known_to_be_ours_every_row_counts() -> None:
     assert found.disconnected == ("10.0.0.4",)
 
 
+@pytest.mark.parametrize("listed", ["tray-0", "TRAY-0.rack.example", "tray-0.rack.example"])
+@pytest.mark.parametrize("hostname", ["tray-0", "tray-0.rack.example"])
+def test_a_node_that_is_listed_by_its_name_knows_its_own_row(listed: str, hostname: str) -> None:
+    """The list of nodes may have names (since 570.158); of others' connections nothing is to be told here."""
+    own = own_addresses([Interface(name="eth0", addresses=("192.168.0.9/24",))], hostname)
+    text = table(3, cells={(1, 2): "N", (2, 0): "!M!"}).replace("10.0.0.1 ", f"{listed} ")
+    found = parse_table(text, own)
+    assert found is not None
+    assert (found.state, found.disconnected, found.mismatch) == ("UP", (), ())
+    domain = json.loads(document("CONNECTED"))
+    domain["nodes"]["0"] |= {"host": listed, "hostName": ""}
+    domain["nodes"]["1"]["connections"]["2"]["status"] = "INVALID"
+    found = parse_json(json.dumps(domain), own)
+    assert found is not None
+    assert (found.state, found.disconnected) == ("UP", ())
+
+
+def test_numbers_are_no_names() -> None:
+    assert own_addresses([], "10.0.0.1") == {"10.0.0.1"}
+
+
 def test_a_domain_that_is_down_is_down() -> None:
     found = parse_table(table(state="DOWN"), OWN)
     assert found is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -100,4 +101,4 @@ async def _threaded(look: Callable[[], T]) -> T:
 async def _imex(view: View) -> Imex | None:
     from llmgw.node.interfaces import interfaces
 
-    return await imex(view, own_addresses(await _threaded(partial(interfaces, view))))
+    return await imex(view, own_addresses(await _threaded(partial(interfaces, view)), os.uname().nodename))
