@@ -287,8 +287,10 @@ def _gpus(room: Room, asked: Need) -> tuple[tuple[Unit, ...], _Short | None]:
         before, left = left, tuple(u for u in left if not u.apart)
         if len(left) < wanted:
             worst = next(u for u in before if u.apart)
-            text = f"{worst.uuid}: {worst.apart}: {left_of(left)}"
-            return left, _Short("gpu-fabric", worst.apart, "completed", text, room.heard_age)
+            since = "" if worst.apart_age is None else f" for {worst.apart_age:.0f} s"
+            text = f"{worst.uuid}: {worst.apart}{since}: {left_of(left)}"
+            age = room.heard_age if worst.apart_age is None else worst.apart_age
+            return left, _Short("gpu-fabric", worst.apart, "completed", text, age)
     before, left = left, tuple(u for u in left if not u.holder)
     if len(left) < wanted:
         holders = ", ".join(sorted({u.holder for u in before if u.holder}))

@@ -35,6 +35,7 @@ class Unit:
     apart: str = ""
     warned: bool = False
     domain: str = ""  # the NVLink domain in which it reaches GPUs of other nodes
+    apart_age: float | None = None  # for how long it has waited for its fabric
 
     @property
     def offered_bytes(self) -> int | None:
@@ -197,6 +198,7 @@ def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: tuple[Shard
     for gpu in sorted(node.facts.gpus, key=lambda g: (g.index is None, g.index or 0, g.uuid)):
         broken, age, warned = _health(node, gpu, now)
         apart = _fabric(gpu)
+        waiting = node.problems.get((f"gpu:{gpu.uuid}", "fabric-not-ready")) if apart else None
         if gpu.fabric is not None and gpu.fabric.state == "not-started" and not broken:
             broken, age = "its fabric is not started: is the fabric manager running?", None
         if gpu.mig_enabled:
@@ -233,6 +235,7 @@ def _units(node: Node, held: tuple[Shard, ...], now: float, leaving: tuple[Shard
                 apart,
                 warned,
                 (gpu.fabric.domain or "") if gpu.fabric is not None and not apart else "",
+                max(0.0, now - waiting.first_at) if waiting is not None else None,
             )
         )
     return tuple(units)
@@ -264,7 +267,8 @@ def _fabric(gpu: Gpu) -> str:
     if fabric is None or fabric.state in ("not-supported", ""):
         return ""
     if fabric.state != "completed":
-        return f"its fabric is not ready ({fabric.state})"
+        words = {"in-progress": "In Progress", "not-started": "Not Started"}.get(fabric.state, fabric.state)
+        return f"its fabric is not ready ({words})"
     if fabric.status != 0:
         return f"its fabric failed (status {fabric.status})"
     return ""

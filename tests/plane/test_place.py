@@ -373,8 +373,19 @@ def with_fabric(**fields: object) -> World:
 
 def test_gpus_whose_fabric_is_in_progress_work_alone_but_not_together() -> None:
     here = with_fabric(state="in-progress")
-    assert one(here, want(gpus=2)) == ("gpu-fabric", "its fabric is not ready (in-progress)", "completed")
+    assert one(here, want(gpus=2)) == ("gpu-fabric", "its fabric is not ready (In Progress)", "completed")
     assert len(chosen(here, want(gpus=1)).members[0].gpus) == 1
+
+
+def test_a_fabric_that_is_waited_for_says_for_how_long() -> None:
+    """Seven of eight GPUs are in progress (FA01); the one that is ready serves alone."""
+    fabrics = [GpuFabric(state="completed" if n == 3 else "in-progress") for n in range(8)]
+    eight = tuple(replace(gpu, fabric=fabric) for gpu, fabric in zip(gpus(8, node="n1"), fabrics, strict=True))
+    waits = Problem(subject="gpu:GPU-n1-0", code="fabric-not-ready", grade=Grade.WARN, text="fabric not ready")
+    here = hear(world(register("n1", gpu=eight)), "n1", Heartbeat(problems=(waits,)), 4.0)
+    (reason,) = refused(here, want(gpus=2), 646.0)
+    assert (reason.check, reason.age) == ("gpu-fabric", 642.0)
+    assert reason.text == "n1: GPU-n1-0: its fabric is not ready (In Progress) for 642 s: 1 left, 2 needed"
 
 
 def test_gpus_whose_fabric_never_started_are_of_no_use() -> None:

@@ -261,7 +261,7 @@ def test_a_domain_without_imex_reaches_nobody() -> None:
 def test_gpus_whose_fabric_is_not_ready_say_so() -> None:
     here = world(linked("n1", state="in-progress"), linked("n2"))
     rows = told(here, wanted(2, gpus=1, network="nvlink"))
-    assert rows[0] == ("n1", "nvlink", "its fabric is not ready (in-progress)", "a GPU in one domain")
+    assert rows[0] == ("n1", "nvlink", "its fabric is not ready (In Progress)", "a GPU in one domain")
 
 
 def test_only_gpus_of_the_domain_are_taken() -> None:
