@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping
 
 import attrs
+from msgspec import structs
 
 from llmgw.node import files
 from llmgw.node.cgroups import Share, share
 from llmgw.node.disks import disks
 from llmgw.node.interfaces import interfaces
-from llmgw.node.limits import limits
+from llmgw.node.limits import fabric_manager, limits
 from llmgw.node.view import View
 from llmgw.wire.facts import Cpu, Host, HostLoad, ShardId, ShardLoad
 
@@ -40,7 +41,7 @@ def host(view: View, before: Host | None = None) -> Host:
         swap_bytes=files.kilobytes(memory.get("SwapTotal")) or 0,
         interfaces=interfaces(view),
         disks=disks(view),
-        limits=before.limits if before else limits(view),
+        limits=structs.replace(before.limits, fabric_manager=fabric_manager(view)) if before else limits(view),
         reserved_bytes=view.reserve,
     )
 

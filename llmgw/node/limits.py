@@ -31,7 +31,7 @@ def limits(view: View) -> HostLimits:
         acs_redirect=acs_redirect(view),
         peer_memory=peer_memory(view),
         persistence_daemon=persistence_daemon(view),
-        fabric_manager=unit_state(view, "nvidia-fabricmanager.service"),
+        fabric_manager=fabric_manager(view),
         umad=any(name.startswith("umad") for name in rdma),
         uverbs=any(name.startswith("uverbs") for name in rdma),
     )
@@ -106,6 +106,10 @@ def persistence_daemon(view: View) -> bool | None:
         return None
     run = view.at("run/nvidia-persistenced")
     return (run / "socket").exists() or (run / "nvidia-persistenced.pid").exists()
+
+
+def fabric_manager(view: View) -> str | None:
+    return unit_state(view, "nvidia-fabricmanager.service")
 
 
 def unit_state(view: View, unit: str) -> str | None:

@@ -33,6 +33,15 @@ def test_sockets_and_cores_are_counted_and_threads_are_this_processes_share(tmp_
     assert found.threads == min(2, len(os.sched_getaffinity(0)))
 
 
+def test_whether_the_fabric_manager_runs_is_looked_at_each_time(tmp_path: Path) -> None:
+    unit = "nvidia-fabricmanager.service"
+    write(tmp_path, f"usr/lib/systemd/system/{unit}", "")
+    before = host(View(root=tmp_path))
+    write(tmp_path, f"sys/fs/cgroup/system.slice/{unit}/cgroup.procs", "4711")
+    now = host(View(root=tmp_path), before)
+    assert (before.limits.fabric_manager, now.limits.fabric_manager) == ("inactive", "active")
+
+
 def test_a_container_has_its_limit_of_memory_and_not_the_machines(tmp_path: Path) -> None:
     write(tmp_path, "proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB")
     write(tmp_path, "proc/self/cgroup", "0::/")

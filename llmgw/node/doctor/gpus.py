@@ -89,7 +89,7 @@ def xid(patient: Patient) -> Iterator[Finding]:
         return iter([skipped(NO_GPUS)])
     if not patient.log_readable:
         return iter([skipped("the kernel's log cannot be read: see host.log")])
-    return judged(patient, ("xid-",), "no Xids that matter in the kernel's log")
+    return judged(patient, ("xid-", "gpu-nvswitch-"), "no Xids that matter in the kernel's log")
 
 
 @check("gpu.clocks")
@@ -160,7 +160,8 @@ def fabric_manager(patient: Patient) -> Iterator[Finding]:
         yield fail("nvidia-fabricmanager does not run", "systemctl enable --now nvidia-fabricmanager", state=state)
     else:
         # On rack-scale systems it runs on the switches: the GPUs' own fabric state decides.
-        yield ok(f"nvidia-fabricmanager: {state}; the GPUs' own state decides", state=state)
+        told = f"nvidia-fabricmanager: {state}; the GPUs' own state decides"
+        yield from judged(patient, ("fabric-manager", "fabric-manager-down"), told, state=state)
 
 
 @check("gpu.imex")
