@@ -19,6 +19,8 @@ from llmgw.node.view import View
 MOST_RECORD = 8192
 #: Lines of one message that the driver spread over several come within this many seconds of one another.
 TOGETHER = 2.0
+#: The driver tells in several lines, with and without a number, that one GPU fell off the bus.
+ONE_FALL = 60.0
 #: Before the reader of a log that ended (a pipe in a test, a log that was rotated) looks again.
 PAUSE = 1.0
 
@@ -43,9 +45,12 @@ class KernelEvent:
 
 
 _address = r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
-_xid = re.compile(rf"NVRM: Xid \({_address}\): (\d{{1,4}})\b")
+OFF_THE_BUS = 79
+#: On a GPU that is partitioned the address is followed by the instance ("GPU-I:05").
+_xid = re.compile(rf"NVRM: Xid \({_address}(?: [^()]{{1,20}})?\): (\d{{1,4}})\b")
 _nvrm_gpu = re.compile(rf"NVRM: .*?\bGPU (?:at )?{_address}")
 _off_the_bus = re.compile(r"fallen off the bus", re.IGNORECASE)
+_nvswitch = re.compile(rf"nvidia-nvswitch\S*: SXid \({_address}\): \d+, (Non-fatal|Fatal)", re.IGNORECASE)
 _init_failed = re.compile(r"NVRM: .*RmInitAdapter failed")
 _mlx5 = re.compile(rf"mlx5_core {_address}(?: \S+)?: (.*)")
 _mlx5_health = re.compile(
@@ -81,12 +86,16 @@ class Reader:
 
     def __init__(self) -> None:
         self._subject: tuple[float, str] | None = None
+        self._fallen: dict[str, float] = {}
 
     def events(self, line: Line) -> tuple[KernelEvent, ...]:
         """What one line says, mostly nothing."""
         at, text = line.at, line.text
-        if "NVRM:" in text:
+        if "NVRM:" in text or (self._of_the_gpu_before(at) and _off_the_bus.search(text)):
             return self._nvidia(at, text)
+        if found := _nvswitch.search(text):
+            kind = "nvswitch-fatal" if found[2].lower() == "fatal" else "nvswitch-error"
+            return (KernelEvent(at, kind, text, normal_pci(found[1])),)
         if found := _mlx5.search(text):
             pci, words = normal_pci(found[1]), found[2]
             if module := _mlx5_module.search(words):
@@ -106,15 +115,27 @@ class Reader:
 
     def _nvidia(self, at: float, text: str) -> tuple[KernelEvent, ...]:
         if found := _xid.search(text):
-            return (KernelEvent(at, "xid", text, normal_pci(found[1]), int(found[2])),)
+            pci, xid = normal_pci(found[1]), int(found[2])
+            return self._fell(at, text, pci) if xid == OFF_THE_BUS else (KernelEvent(at, "xid", text, pci, xid),)
         if found := _nvrm_gpu.search(text):
             self._subject = (at, normal_pci(found[1]))
-        pci = self._subject[1] if self._subject and 0 <= at - self._subject[0] <= TOGETHER else ""
+        pci = self._of_the_gpu_before(at)
         if _off_the_bus.search(text):
-            return (KernelEvent(at, "xid", text, pci, 79),)
+            return self._fell(at, text, pci)
         if _init_failed.search(text):
             return (KernelEvent(at, "gpu-init-failed", text, pci),)
         return ()
+
+    def _of_the_gpu_before(self, at: float) -> str:
+        """The GPU that a line without an address is about; "" when none was named just before."""
+        return self._subject[1] if self._subject and 0 <= at - self._subject[0] <= TOGETHER else ""
+
+    def _fell(self, at: float, text: str, pci: str) -> tuple[KernelEvent, ...]:
+        before = self._fallen.get(pci)
+        self._fallen[pci] = at
+        if pci and before is not None and 0 <= at - before <= ONE_FALL:
+            return ()
+        return (KernelEvent(at, "xid", text, pci, OFF_THE_BUS),)
 
 
 def so_far(view: View) -> tuple[KernelEvent, ...] | None:

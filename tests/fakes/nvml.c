@@ -277,8 +277,8 @@ int nvmlDeviceGetFieldValues(Handle handle, int count, Field *out) {
     return OK;
 }
 
-int nvmlDeviceGetTopologyCommonAncestor(Handle a, Handle b, int *out) { BEHAVE(gpu_of(a)); *out = gpu_of(a) / 4 == gpu_of(b) / 4 ? 40 : 50; return OK; }
-int nvmlDeviceGetP2PStatus(Handle a, Handle b, int which, int *out) { BEHAVE(gpu_of(a)); (void)b; (void)which; *out = about("p2p", gpu_of(a), 0); return OK; }
+int nvmlDeviceGetTopologyCommonAncestor(Handle a, Handle b, int *out) { BEHAVE(gpu_of(a)); BEHAVE(gpu_of(b)); *out = gpu_of(a) / 4 == gpu_of(b) / 4 ? 40 : 50; return OK; }
+int nvmlDeviceGetP2PStatus(Handle a, Handle b, int which, int *out) { BEHAVE(gpu_of(a)); BEHAVE(gpu_of(b)); (void)which; *out = about("p2p", gpu_of(a), 0); return OK; }
 
 typedef struct { unsigned version; unsigned char uuid[16]; int status; unsigned clique; unsigned char state; unsigned mask; unsigned char summary; } Fabric;
 int nvmlDeviceGetGpuFabricInfoV(Handle handle, Fabric *out) {

@@ -205,7 +205,7 @@ def fake_tool(directory: Path, name: str, script: str) -> dict[str, str]:
 
 async def test_in_a_container_without_mad_devices_the_adapter_is_not_called_missing(tmp_path: Path) -> None:
     """SY17: the module is loaded on the host, and /dev/infiniband/umad* is not passed in."""
-    said = "echo \"ibwarn: [1] mad_rpc_open_port: can't open UMAD port (mlx5_0:1)\" >&2; exit 255"
+    said = 'echo "ibwarn: [1] mad_rpc_open_port: can\'t open UMAD port (mlx5_0:1)" >&2; exit 255'
     environment = fake_tool(tmp_path / "bin", "sminfo", said)
     port = Port(device="mlx5_0", kind="ib", state="ACTIVE")
     scanner = Scanner(lambda: [port], root=tmp_path, environment=environment)

@@ -36,6 +36,41 @@ def test_three_lines_without_an_xid_are_joined_into_xid_79() -> None:
     assert (event.kind, event.pci, event.xid) == ("xid", "0000:b3:00.0", 79)
 
 
+def test_the_lines_of_one_record_or_without_the_drivers_name_are_joined_too() -> None:
+    """NV04: one message of the driver has line breaks in it; what reads the log may or may not split it."""
+    first, second = "NVRM: The NVIDIA GPU 0000:b3:00.0", "(PCI ID: 10de:2330) installed in this system has"
+    third = "fallen off the bus and is not responding to commands."
+    for texts in ((rf"{first}\x0aNVRM: {second}\x0aNVRM: {third}",), (first, second, third)):
+        (event,) = heard(*texts)
+        assert (event.kind, event.pci, event.xid) == ("xid", "0000:b3:00.0", 79)
+    assert heard(third) == []
+
+
+def test_what_follows_an_xid_79_of_the_same_gpu_tells_nothing_new() -> None:
+    events = heard(
+        "NVRM: GPU at PCI:0000:1b:00: GPU-f8600eb8-f1df-acfb-fad9-d24be732714f",
+        "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+        "NVRM: GPU 0000:1c:00.0: GPU has fallen off the bus.",
+    )
+    assert [(event.pci, event.xid) for event in events] == [("0000:1b:00.0", 79), ("0000:1c:00.0", 79)]
+    assert "Xid" in events[0].text
+
+
+def test_an_xid_of_a_mig_instance_is_its_gpus() -> None:
+    (event,) = heard("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 13, pid=7, name=python, Graphics SM Warp Exception")
+    assert (event.pci, event.xid) == ("0000:01:00.0", 13)
+
+
+def test_an_nvswitchs_error_is_fatal_or_not() -> None:
+    events = heard(
+        "nvidia-nvswitch3: SXid (PCI:0000:c6:00.0): 12028, Non-fatal, Link 26 egress non-posted PRIV error (First)",
+        "nvidia-nvswitch3: SXid (PCI:0000:c6:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+        "nvidia-nvswitch3: SXid (PCI:0000:c6:00.0): Severity 1 Engine instance 30 Sub-engine instance 00",
+    )
+    assert [event.kind for event in events] == ["nvswitch-error", "nvswitch-fatal"]
+
+
 def test_one_line_that_says_it_all_is_xid_79_too() -> None:
     (event,) = heard("NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.")
     assert (event.pci, event.xid) == ("0000:1b:00.0", 79)

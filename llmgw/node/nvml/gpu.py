@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pynvml
 
 from llmgw.node.nvml import fabric
-from llmgw.node.nvml.boundary import NO_PERMISSION, NOT_SUPPORTED, Calls, must
+from llmgw.node.nvml.boundary import NO_PERMISSION, NOT_SUPPORTED, Calls, Lost, must
 from llmgw.wire.facts import Gpu, GpuFabric, GpuLoad, GpuProcess, MigDevice
 
 #: NVLink error counts: malformed packets, overruns, receive, remote, general, local integrity, discards.
@@ -68,7 +69,8 @@ class Device:
         capability = call(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         mode = call(pynvml.nvmlDeviceGetMigMode, handle)
         self._migs = ()
-        mig = self._mig() if mode and mode[0] else ()
+        # A container may hold MIG devices and not the right to ask whether MIG is on.
+        mig = self._mig() if mode is None or mode[0] else ()
         total, _, unified = self._memory(ram_bytes)
         if total is None and mig:
             total = sum(device.memory_bytes or 0 for device in mig) or None
@@ -82,7 +84,7 @@ class Device:
             memory_bytes=total,
             unified_memory=unified,
             compute_capability=(capability[0], capability[1]) if capability else None,
-            mig_enabled=bool(mode[0]) if mode else None,
+            mig_enabled=bool(mode[0]) if mode else True if mig else None,
             mig_devices=mig,
             pcie_gen_max=call(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
             pcie_width_max=call(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
@@ -114,9 +116,10 @@ class Device:
         if memory is None:
             # The name is the same for both versions, so one that is muted must not silence the other.
             memory = _unmuted(call, self.handle)
-        if memory is not None:
+        if memory is not None and memory.total:
             return int(memory.total), int(memory.used), False
-        if call.last_code == NOT_SUPPORTED and second != NO_PERMISSION:
+        # A GPU that has no memory of its own says that it cannot tell, or that it has none (NV08).
+        if memory is not None or (call.last_code == NOT_SUPPORTED and second != NO_PERMISSION):
             return ram_bytes, None, True
         return None, None, False
 
@@ -127,7 +130,7 @@ class Device:
         for other in others:
             if other is self or other.handle is None:
                 continue
-            level = call(pynvml.nvmlDeviceGetTopologyCommonAncestor, self.handle, other.handle)
+            level = _between(call, pynvml.nvmlDeviceGetTopologyCommonAncestor, self.handle, other.handle)
             if switched and up:
                 found[other.uuid] = f"NV{up}"
             elif level is not None:
@@ -139,7 +142,7 @@ class Device:
         call, found = Calls(), {}
         for other in others:
             if other is not self and other.handle is not None:
-                status = call(pynvml.nvmlDeviceGetP2PStatus, self.handle, other.handle, PEER_READS)
+                status = _between(call, pynvml.nvmlDeviceGetP2PStatus, self.handle, other.handle, PEER_READS)
                 if status in NO_PEER_ACCESS:
                     found[other.uuid] = NO_PEER_ACCESS[status]
         return found
@@ -255,6 +258,14 @@ def _running(call: Calls, uuid: str, handle: Handle | None) -> tuple[GpuProcess,
             held = None if memory is None or memory == NO_VALUE else int(memory)
             found[pid] = max(held, found.get(pid) or 0) if held is not None else found.get(pid)
     return tuple(GpuProcess(uuid, pid, "", memory) for pid, memory in sorted(found.items()))
+
+
+def _between(call: Calls, function: Callable[..., int], *handles: object) -> int | None:
+    """A value about two GPUs. One that is lost shows by what is asked of it alone; the other is not blamed."""
+    try:
+        return call(function, *handles)
+    except Lost:
+        return None
 
 
 class _Slow:

@@ -19,6 +19,9 @@ WORDS = {
     2: "gone: the driver's list has shrunk",
     4: "no permission to read it",
     6: "not found by the driver",
+    8: "without enough power: its power cables are not connected well",
+    10: "the driver timed out at it",
+    11: "the kernel has no interrupt for it",
     15: "lost: fallen off the bus",
     16: "reset required",
     28: "gone from the driver's list",
@@ -30,11 +33,13 @@ VANISHED = "missing: the driver listed it before and does not any more"
 #: Why there is no driver to ask, by NVML's code.
 REFUSALS = {
     1: "the NVIDIA driver could not be initialised",
+    4: "the NVIDIA driver may not be asked by this process",
     9: "no NVIDIA driver: the kernel module is not loaded",
     12: "no NVIDIA driver: libnvidia-ml.so.1 is not installed",
     18: "NVIDIA driver and library differ in version: the driver was updated under running processes",
 }
 MISMATCH = 18
+NO_DRIVER = frozenset({1, 9, 12})
 
 
 @attrs.frozen
@@ -62,7 +67,7 @@ def merged(before: Iterable[Gpu], seen: Seen, present: Iterable[PciGpu]) -> tupl
     numa = {each.pci: each.numa_node for each in present}
     fresh = known if seen.gpus is None else {gpu.uuid: gpu for gpu in seen.gpus}
     alive = {load.uuid for load in seen.loads}
-    result = {uuid: _whole(gpu, numa) for uuid, gpu in fresh.items() if uuid in alive}
+    result = {uuid: _whole(_placed(gpu, known.get(uuid)), numa) for uuid, gpu in fresh.items() if uuid in alive}
     nameless = []
     for trouble in seen.troubles:
         gpu = known.get(trouble.uuid) or next(
@@ -76,6 +81,8 @@ def merged(before: Iterable[Gpu], seen: Seen, present: Iterable[PciGpu]) -> tupl
     absent = [gpu for uuid, gpu in known.items() if uuid not in result]
     claimed = {gpu.pci for gpu in result.values()} | {gpu.pci for gpu in absent}
     unclaimed = [each for each in present if each.pci not in claimed]
+    # A GPU that is well and does not tell its address is one of those that nobody claims.
+    unclaimed = unclaimed[sum(not gpu.pci and not gpu.unreadable for gpu in result.values()) :]
     for trouble in nameless:
         if absent:
             gpu = absent.pop(0)
@@ -95,6 +102,11 @@ def merged(before: Iterable[Gpu], seen: Seen, present: Iterable[PciGpu]) -> tupl
     named = {gpu.pci for gpu in result.values() if gpu.pci and not gpu.uuid.startswith("pci:")}
     kept = (gpu for gpu in result.values() if not (gpu.uuid.startswith("pci:") and gpu.pci in named))
     return tuple(sorted(kept, key=lambda gpu: (gpu.pci, gpu.uuid)))
+
+
+def _placed(gpu: Gpu, before: Gpu | None) -> Gpu:
+    """A GPU that does not tell its address now is where it was."""
+    return msgspec.structs.replace(gpu, pci=before.pci) if before is not None and not gpu.pci else gpu
 
 
 def _whole(gpu: Gpu, numa: Mapping[str, int | None]) -> Gpu:

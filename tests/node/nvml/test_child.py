@@ -83,6 +83,16 @@ async def test_a_gpu_lost_in_one_call_costs_only_that_gpu(driver: Driver) -> Non
     assert (trouble.index, trouble.code, trouble.uuid, trouble.pci) == (3, 15, uuid(3), "0000:1e:00.0")
 
 
+@pytest.mark.parametrize("call", ["nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus"])
+async def test_a_gpu_lost_in_a_call_about_two_is_not_held_against_the_other(driver: Driver, call: str) -> None:
+    driver.says(f"fail {call} 3 15", "fail nvmlDeviceGetRemappedRows 3 15")
+    probe = driver.probe()
+    seen = await look(probe)
+    await probe.aclose()
+    assert [(trouble.index, trouble.call) for trouble in seen.troubles] == [(3, "nvmlDeviceGetRemappedRows")]
+    assert len(seen.loads) == 7
+
+
 async def test_a_gpu_lost_at_its_handle_is_an_entry_with_an_error(driver: Driver) -> None:
     driver.says("fail nvmlDeviceGetHandleByIndex_v2 3 15")
     probe = driver.probe()
@@ -180,6 +190,17 @@ async def test_unified_memory_is_the_hosts_and_flagged(driver: Driver) -> None:
     assert gpu.pci == "000f:1b:00.0"
 
 
+async def test_a_gpu_that_says_it_has_no_memory_has_the_hosts(driver: Driver) -> None:
+    driver.says("gpus 1", "memory 0")
+    probe = driver.probe()
+    seen = await look(probe)
+    await probe.aclose()
+    assert seen.gpus is not None
+    assert seen.gpus[0].unified_memory
+    assert (seen.gpus[0].memory_bytes or 0) > 1 << 30
+    assert seen.loads[0].memory_used_bytes is None
+
+
 async def test_gpus_that_may_not_read_one_another_say_why(driver: Driver) -> None:
     driver.says("gpus 3", "p2p 1 4")
     probe = driver.probe()
@@ -230,6 +251,15 @@ async def test_a_mig_container_without_permission_reads_its_devices_memory(drive
     (gpu,) = seen.gpus
     assert not gpu.unified_memory
     assert gpu.memory_bytes == gpu.mig_devices[0].memory_bytes == 85520809984 // 8
+
+
+async def test_mig_devices_show_though_the_mode_may_not_be_asked(driver: Driver) -> None:
+    driver.says("gpus 1", "mig 0 2", "fail nvmlDeviceGetMigMode 0 4")
+    probe = driver.probe()
+    seen = await look(probe)
+    await probe.aclose()
+    assert seen.gpus is not None
+    assert (seen.gpus[0].mig_enabled, len(seen.gpus[0].mig_devices)) == (True, 2)
 
 
 async def test_no_permission_without_mig_leaves_memory_unknown(driver: Driver) -> None:

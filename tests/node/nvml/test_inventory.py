@@ -60,6 +60,16 @@ def test_a_gpu_that_pci_shows_and_the_driver_does_not_list_is_named() -> None:
     assert bad(now) == {"pci:0000:22:00.0": "not listed by the driver"}
 
 
+def test_a_gpu_that_is_well_and_does_not_tell_its_address_is_not_missed_as_another() -> None:
+    mute = Gpu(uuid="GPU-3", index=3, name="H100")
+    now = merged((), seen(*EIGHT[:3], mute, *EIGHT[4:]), BUS)
+    assert (len(now), bad(now)) == (8, {})
+    now = merged((), seen(*EIGHT[:3], mute, *EIGHT[4:7]), BUS)
+    assert (len(now), len(bad(now))) == (8, 1)
+    again = merged(EIGHT, seen(*EIGHT[:3], mute, *EIGHT[4:]), BUS)
+    assert [each.pci for each in again] == [each.pci for each in EIGHT]
+
+
 def test_a_gpu_that_dropped_out_shifts_indexes_and_no_identities() -> None:
     shifted = tuple(
         Gpu(uuid=each.uuid, index=index, name="H100", pci=each.pci) for index, each in enumerate(EIGHT[:2] + EIGHT[3:])

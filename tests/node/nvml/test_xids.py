@@ -8,12 +8,12 @@ from llmgw.node.nvml.xids import XIDS, meaning
 from llmgw.wire.facts import Grade
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
+@pytest.mark.parametrize("xid", [13, 31, 32, 39, 43, 45, 68, 70, 83, 101, 109, 126])
 def test_errors_that_programs_make_are_notes(xid: int) -> None:
     assert meaning(xid).grade is Grade.NOTE
 
 
-@pytest.mark.parametrize("xid", [48, 64, 79, 95, 119, 120])
+@pytest.mark.parametrize("xid", [48, 64, 79, 95, 119, 120, 158, 167, 169, 173])
 def test_errors_that_end_a_gpu_take_it_out_with_a_remedy(xid: int) -> None:
     assert meaning(xid).grade is Grade.BAD
     assert meaning(xid).remedy
