@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from llmgw.node.kernel import KernelEvent
-from llmgw.node.nvml.inventory import MISMATCH, UNLISTED, VANISHED, WORDS, refusal
+from llmgw.node.nvml.inventory import MISMATCH, NO_DRIVER, UNLISTED, VANISHED, WORDS, refusal
 from llmgw.node.nvml.talk import HUNG
-from llmgw.node.nvml.xids import RESET, meaning
+from llmgw.node.nvml.xids import LINK, RESET, meaning
 from llmgw.node.problems.memory import AGE, Facts, GpuPast, Symptom
 from llmgw.node.problems.peers import below, figure
 from llmgw.wire.facts import Gpu, GpuFabric, GpuLoad, Grade, Problem
@@ -66,7 +66,9 @@ def driver(facts: Facts) -> Iterator[Symptom]:
             "driver-absent",
             Grade.BAD,
             f"{len(view.present) or len(view.gpus)} NVIDIA GPUs are on the PCI bus, but: {refusal(view.refused)}",
-            "install the driver, or load it: modprobe nvidia; dmesg | grep -i nvrm says why it does not load",
+            "install the driver, or load it: modprobe nvidia; dmesg | grep -i nvrm says why it does not load"
+            if view.refused in NO_DRIVER
+            else "compare with nvidia-smi; dmesg | grep -i nvrm; in a container, pass the GPUs' device files in",
         )
     if view.stalled_since is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(view.stalled_since))
@@ -281,6 +283,13 @@ def _against_peers(facts: Facts) -> Iterator[Symptom]:
             yield _bad(by_uuid[uuid], "gpu-memory", text, "run dcgmi diag -r 3 when it is idle", Grade.WARN)
 
 
+def unseen(facts: Facts, problem: Problem) -> bool:
+    """Whether a problem is one of those that only the driver could clear, and it has not answered in this agent's life
+    or refuses to (NV15). What the kernel's log tells ends by itself."""
+    blind = facts.gpus.at is None or bool(facts.gpus.refused)
+    return blind and problem.subject.startswith("gpu:") and not problem.code.startswith(("xid-", "gpu-init-"))
+
+
 def xids(facts: Facts, now: float) -> Iterator[Symptom]:
     """Xids of both sources as one: the driver's events and the kernel's lines.
 
@@ -336,6 +345,14 @@ def kernel(facts: Facts, now: float) -> Iterator[Symptom]:
         text = f"the driver could not initialise a GPU [{event.text[:200]}]"
         found = Problem(subject=whom, code="gpu-init-failed", grade=Grade.BAD, text=text, remedy="reboot the node")
         yield Symptom(found, clear=MINUTE)
+
+    for kind, grade in (("nvswitch-fatal", Grade.BAD), ("nvswitch-error", Grade.NOTE)):
+        if event := next(_recent(facts.events, kind, now), None):
+            text = f"an NVSwitch reports {'a fatal' if grade is Grade.BAD else 'an'} error [{event.text[:200]}]"
+            remedy = (
+                "drain the node and reset all its GPUs together, or reboot it; then look at the fabric manager's log"
+            )
+            yield node(f"gpu-{kind}", grade, text, remedy if grade is Grade.BAD else LINK)
 
 
 def _recent(events: tuple[KernelEvent, ...], kind: str, now: float, window: float = HOUR) -> Iterator[KernelEvent]:

@@ -5,7 +5,7 @@ Times are the kernel's monotonic clock, which an agent's restart does not touch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
@@ -114,9 +114,12 @@ def key(problem: Problem) -> str:
     return f"{problem.subject} {problem.code}"
 
 
-def settled(before: Mapping[str, Held], symptoms: list[Symptom], now: float) -> dict[str, Held]:
+def settled(
+    before: Mapping[str, Held], symptoms: list[Symptom], now: float, unseen: Callable[[Problem], bool] | None = None
+) -> dict[str, Held]:
     """The symptoms joined with their history: new ones begin, lasting ones go on, gone ones wait out their window.
 
+    `unseen` says of which problems nobody could look whether they are gone: they stay.
     A problem's words keep still for a minute, so that a number in them that moves does not make news of it.
     """
     held: dict[str, Held] = {}
@@ -135,7 +138,9 @@ def settled(before: Mapping[str, Held], symptoms: list[Symptom], now: float) -> 
             clear=symptom.clear,
         )
     for name, old in before.items():
-        if name not in held and old.told:
+        if name not in held and unseen is not None and unseen(old.problem):
+            held[name] = old
+        elif name not in held and old.told:
             gone_at = now if old.gone_at is None else old.gone_at
             if now - gone_at < old.clear:
                 held[name] = structs.replace(old, gone_at=gone_at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llmgw.node.problems import gpus, host, ports
 from llmgw.node.problems.memory import Facts, Memory, PortPast, Symptom, Verdict, settled, told
 
@@ -11,7 +13,7 @@ def problems(facts: Facts, previous: Memory, now: float) -> Verdict:
     if previous.boot != facts.host.boot_id:
         previous = Memory(boot=facts.host.boot_id)
     port_past = ports.remembered(facts, previous.ports, now) if facts.ports.at is not None else previous.ports
-    held = settled(previous.held, symptoms(facts, previous, port_past, now), now)
+    held = settled(previous.held, symptoms(facts, previous, port_past, now), now, partial(gpus.unseen, facts))
     gpu_past = gpus.remembered(facts, previous.gpus, now)
     return Verdict(told(held), Memory(boot=previous.boot, held=held, ports=port_past, gpus=gpu_past))
 

@@ -210,6 +210,27 @@ def test_imex_counts_only_where_there_is_a_domain() -> None:
     assert "10.0.0.6" in found(differs)["node imex-mismatch"].text
 
 
+def test_a_restart_while_the_driver_does_not_answer_clears_no_gpus_problem() -> None:
+    """NV15: the new agent has the memory of the old one and nothing that it read itself."""
+    sick = facts(view(ecc_uncorrected={3: 2}))
+    stalled = facts(GpuView(gpus=view().gpus, stalled_since=1e9, stalled="the driver did not answer within 10 s"))
+    refused = facts(GpuView(at=1.0, gpus=view().gpus, refused=9))
+    for blind in (stalled, refused):
+        kept = {f"{each.subject} {each.code}" for each in verdict((0, sick), (5, blind), (4000, blind)).problems}
+        assert "gpu:GPU-3 ecc-uncorrectable" in kept
+        after = verdict((0, sick), (5, blind), (4000, blind), (4001, facts(view())), (5000, facts(view())))
+        assert after.problems == ()
+
+
+def test_a_fatal_error_of_an_nvswitch_keeps_gpu_shards_away_for_an_hour() -> None:
+    line = "nvidia-nvswitch3: SXid (PCI:0000:c6:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+    seen = facts(view(), events=(KernelEvent(990.0, "nvswitch-fatal", line, "0000:c6:00.0"),))
+    (problem,) = found(seen).values()
+    assert (problem.subject, problem.code, problem.grade) == ("node", "gpu-nvswitch-fatal", Grade.BAD)
+    assert "20034" in problem.text
+    assert found(seen, now=5000.0) == {}
+
+
 # --- Xids ----------------------------------------------------------------------------------------------------
 
 
