@@ -10,6 +10,7 @@ from llmgw.node.kernel import KernelEvent
 from llmgw.node.nvml.inventory import MISMATCH, NO_DRIVER, UNLISTED, VANISHED, WORDS, refusal
 from llmgw.node.nvml.talk import HUNG
 from llmgw.node.nvml.xids import LINK, RESET, meaning
+from llmgw.node.problems import fabricmanager
 from llmgw.node.problems.memory import AGE, Facts, GpuPast, Symptom
 from llmgw.node.problems.peers import below, figure
 from llmgw.wire.facts import Gpu, GpuFabric, GpuLoad, Grade, Problem
@@ -102,11 +103,16 @@ def gpus(facts: Facts, past: dict[str, GpuPast], now: float) -> Iterator[Symptom
         elif not gpu.unreadable:
             if fabric is not None:
                 yield from _fabric(gpu, fabric, facts, now)
+            if fabricmanager.missed(gpu, fabric, facts.host):
+                yield _bad(gpu, "fabric-manager", fabricmanager.MISSED, "systemctl enable --now nvidia-fabricmanager")
             if (load := loads.get(gpu.uuid)) is not None:
                 yield from _load(gpu, load)
                 yield from _nvlink_errors(gpu, load, past.get(gpu.uuid), now)
     yield from _against_peers(facts)
     yield from _split(facts)
+    if fabricmanager.gone(facts.gpus.fabrics.values(), facts.host):
+        remedy = "systemctl restart nvidia-fabricmanager"
+        yield node("fabric-manager-down", Grade.WARN, fabricmanager.GONE, remedy, after=MINUTE)
 
 
 def _split(facts: Facts) -> Iterator[Symptom]:

@@ -1,0 +1,37 @@
+"""Whether the fabric manager is missed."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from msgspec.structs import replace
+
+from llmgw.node.problems.memory import Facts
+from llmgw.wire.facts import GpuFabric, Grade, Host, HostLimits
+from tests.node.problems.test_gpus import READY, found, verdict, view, with_fabric
+
+
+def test_a_fabric_manager_that_ended_is_missed_where_it_is_this_nodes_own() -> None:
+    board = with_fabric(GpuFabric(state="completed"), "inactive")
+    assert [each.code for each in verdict((0, board), (61, board)).problems] == ["fabric-manager-down"]
+    assert verdict((0, board), (61, board)).problems[0].grade is Grade.WARN
+    rack = with_fabric(READY, "inactive")
+    assert verdict((0, rack), (61, rack)).problems == ()
+    for word in ("active", None):
+        there = with_fabric(GpuFabric(state="completed"), word)
+        assert verdict((0, there), (61, there)).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("way", "manager", "bad"),
+    [("NV12", "inactive", True), ("NV12", "active", False), ("NV12", None, False), ("PIX", "inactive", False)],
+)
+def test_switched_gpus_that_do_not_tell_of_their_fabric_need_the_manager(
+    way: str, manager: str | None, bad: bool
+) -> None:
+    """An A100 knows no fabric state; CUDA fails with 802 all the same."""
+    seen = view()
+    switched = tuple(replace(each, topology={"GPU-x": way}) for each in seen.gpus)
+    host = Host(boot_id="boot", limits=HostLimits(fabric_manager=manager))
+    problems = found(Facts(host=host, gpus=attrs.evolve(seen, gpus=switched)))
+    assert ("gpu:GPU-0 fabric-manager" in problems) is bad
