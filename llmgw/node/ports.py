@@ -63,6 +63,7 @@ class Adapter:
         self.name = name
         self._folder = str(view.at("sys/class/infiniband") / name)
         self._net = view.at("sys/class/net")
+        self._class, self._verbs = view.at("sys/class/infiniband_verbs"), view.at("dev/infiniband")
         self._refused: dict[str, float] = {}
         self._moving: tuple[str, ...] = ()
         self._netdevs: tuple[str, ...] = ()
@@ -86,6 +87,8 @@ class Adapter:
                 tree["@physfn"] = "1"
             for name in PCI_FILES:
                 self._take(tree, f"device/{name}")
+        if shut := self._shut():
+            tree["@shut"] = shut
         moving = []
         for number in files.names(f"{self._folder}/ports"):
             below = f"ports/{number}/"
@@ -127,6 +130,20 @@ class Adapter:
             if value.reason in ("EINVAL", "EOPNOTSUPP") and "counters/" in path:
                 self._refused[path] = time.monotonic()
         tree[path] = value
+
+    def _shut(self) -> str:
+        """Why no program here can open the adapter. In a container it may be seen and be somebody else's (RA06).
+
+        That there are no such devices at all is told of the host (`uverbs`).
+        """
+        there = [name for name in files.names(self._verbs) if name.startswith("uverbs")]
+        for name in files.names(self._class) if there else ():
+            if files.text(self._class / name / "ibdev") == self.name:
+                try:
+                    os.close(os.open(self._verbs / name, os.O_RDWR | os.O_CLOEXEC))
+                except OSError as error:
+                    return f"/dev/infiniband/{name}: {error.strerror}"
+        return ""
 
     def _table(self, tree: dict[str, str | Unread], below: str) -> None:
         """The GID table. Types and netdevs of empty rows refuse, so only full rows are asked for them."""

@@ -208,6 +208,8 @@ def _fault(node: Node, port: Port, usual: Mapping[tuple[str, str], float]) -> Fa
         return Fault(port.device, "no subnet manager configured it")
     if node.facts is not None and node.facts.host.limits.uverbs is False:
         return Fault(port.device, "no /dev/infiniband/uverbs* to open it by")
+    if port.shut:
+        return Fault(port.device, f"cannot be opened: {port.shut}")
     subject = f"port:{port.device}/{port.number}"
     known = _accepted(node, "ports-slower")
     for (about, code), open_ in node.problems.items():

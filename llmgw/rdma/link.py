@@ -127,6 +127,8 @@ def unfit(side: Side) -> Refusal | None:
         )
     if port.kind not in ("ib", "roce"):
         return Refusal("kind", f"{name} is of kind {port.kind!r}, neither InfiniBand nor RoCE")
+    if port.shut:
+        return Refusal("shut", f"{name} cannot be opened there: {port.shut}", "pass the device into the container")
     state, physical = _word(port.state), _word(port.physical_state)
     if state == "ACTIVE" or not state:
         unread = any("lid" in file for file in port.unreadable)

@@ -204,6 +204,7 @@ def _port(device: str, tree: Tree, number: str) -> Port:
         bond=netdev if bonded else text(tree, f"@net/{netdev}/master") if text(tree, f"@net/{netdev}/slave") else "",
         unreadable=tuple(unreadable(tree, number, kind)),
         libfabric=f"{device}-rdm" if kind == "efa" else "",
+        shut=text(tree, "@shut"),
     )
 
 

@@ -307,6 +307,7 @@ class Port(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nearest_gpus: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()  # files that could not be read, with the reason
     libfabric: str = ""  # the domain's name in libfabric where it differs from the kernel's (EFA)
+    shut: str = ""  # why no program here can open it; "" where it can be opened, or that is not known
 
 
 class PortLoad(Struct, frozen=True, array_like=True, omit_defaults=True):

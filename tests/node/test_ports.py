@@ -65,6 +65,19 @@ async def test_one_file_that_refuses_costs_one_counter_and_is_not_asked_again(tm
     assert "VL15_dropped" not in (await ports.look()).loads[0].counters
 
 
+async def test_an_adapter_that_this_container_was_not_given_says_so(tmp_path: Path) -> None:
+    """The whole of the host's sysfs is seen, and one of two devices may be opened (RA06)."""
+    machine = Machine(tmp_path)
+    for number in range(2):
+        machine.adapter(f"mlx5_{number}", pci=f"0000:{18 + number}:00.0")
+        machine.write(f"sys/class/infiniband_verbs/uverbs{1 - number}/ibdev", f"mlx5_{number}")
+    machine.write("dev/infiniband/rdma_cm", "")
+    assert [port.shut for port in (await Ports(View(root=tmp_path)).look()).ports] == ["", ""], "of the host's to tell"
+    machine.write("dev/infiniband/uverbs1", "")
+    view = await Ports(View(root=tmp_path)).look()
+    assert [port.shut for port in view.ports] == ["", "/dev/infiniband/uverbs0: No such file or directory"]
+
+
 async def test_a_state_that_refuses_once_is_asked_again_at_the_next_look(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     here = machine.adapter("mlx5_0", pci="0000:0a:00.0")

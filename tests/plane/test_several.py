@@ -179,6 +179,19 @@ def test_adapters_that_no_process_may_open_are_no_rails() -> None:
     ]
 
 
+def test_an_adapter_that_cannot_be_opened_is_left_out_or_refused() -> None:
+    """One of two adapters was given to the container (RA06): the other is seen and hangs whoever counts on it."""
+    shut = railed(
+        "n2", ib(0, fabric="red"), ib(1, fabric="red", shut="/dev/infiniband/uverbs1: Operation not permitted")
+    )
+    here = world(labelled("n1", 2), shut)
+    words = "mlx5_1: cannot be opened: /dev/infiniband/uverbs1: Operation not permitted"
+    assert [row for row in told(here, wanted(2)) if row[0] == "n2"] == [("n2", "rails", words, "up at full rate")]
+    choice = chosen(here, wanted(2, rails=1))
+    assert [member.rdma for member in choice.members] == [("mlx5_0:1",)] * 2
+    assert "cannot be opened" in choice.why
+
+
 def test_more_rails_than_a_node_has_are_too_few() -> None:
     here = world(labelled("n1", 2), labelled("n2", 2))
     assert told(here, wanted(2, rails=4)) == [

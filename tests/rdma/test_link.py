@@ -54,6 +54,7 @@ def test_the_interfaces_speed_counts_where_soft_roce_rounds_up() -> None:
         (ib(state="DOWN", physical_state="Polling"), "port-polling", "cable"),
         (ib(state="1: DOWN", physical_state="3: Disabled"), "port-disabled", "enable the port"),
         (ib(state="INIT", lid=None), "no-sm", "opensm"),
+        (ib(shut="/dev/infiniband/uverbs1: Operation not permitted"), "shut", "container"),
         (ib(state="Initializing", lid=None), "no-sm", "opensm"),
         (ib(lid=None, sm_lid=None), "no-sm", "opensm"),
         (roce(kind="efa"), "efa", "fi_rma_bw"),

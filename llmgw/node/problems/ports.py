@@ -254,6 +254,9 @@ def _reachable(port: Port, load: PortLoad) -> Iterator[Symptom]:
     if core:
         text = f"cannot be read: {', '.join(core)}"
         yield _symptom(port, "port-unreadable", Grade.WARN, text, f"check the driver: {_log(port)}")
+    if port.shut:
+        text = f"no program here can open it ({port.shut})"
+        yield _symptom(port, "port-shut", Grade.WARN, text, "pass the device into this container, or chmod 666 it")
     if not _active(load.state):
         return
     if port.kind == "roce" and port.role == "fabric":

@@ -182,6 +182,13 @@ def test_an_unread_lid_is_not_told_as_a_missing_one() -> None:
     assert set(found((0, facts(ports=(blind,))))) == {"port:mlx5_0/1 port-unreadable"}
 
 
+def test_an_adapter_that_nobody_here_may_open_is_told() -> None:
+    shut = msgspec.structs.replace(port(0), shut="/dev/infiniband/uverbs0: Operation not permitted")
+    (problem,) = found((0, facts(ports=(shut,)))).values()
+    assert (problem.code, problem.grade) == ("port-shut", Grade.WARN)
+    assert "uverbs0" in problem.text
+
+
 def test_an_adapter_that_vanishes_is_missed_and_one_that_hangs_is_named() -> None:
     seven = facts(ports=tuple(port(n) for n in range(7)))
     only = found((0, facts()), (5, seven))
