@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from llmgw.plane import changes, idle
 from llmgw.plane.changes import BOUGHT, EFFORT, Change, applied, bad_problems, effort
 from llmgw.plane.checks import IDLE_FOREIGN, Need, refusals
-from llmgw.plane.gang import Replica, replicas
+from llmgw.plane.gang import Replica, ends_by, replicas
 from llmgw.plane.rooms import FULL_DISK, Room, Unit, room
 from llmgw.plane.world import Node, Reason, Shard, Stage, Want, World
 from llmgw.wire.facts import Gpu, ModelName, NodeId, Resources, ShardId
@@ -79,6 +79,11 @@ class Going:
 
     def leaving(self, node: NodeId) -> list[Shard]:
         return [shard for shard in self.on(node) if shard.want is not Want.RUN]
+
+    def hung(self, node: NodeId) -> list[Shard]:
+        """What should have ended there long ago."""
+        due = ((shard, ends_by(self._world, shard)) for shard in self.on(node))
+        return [shard for shard, at in due if at is not None and at <= self._now]
 
     def options(self, model: ModelName, node: NodeId) -> Iterator[tuple[int, tuple[Shard, ...]]]:
         """How far to scale a model down so that more and more of it leaves a node, and all that goes with it."""
@@ -257,7 +262,8 @@ def _freeing(node: NodeId, model: ModelName, going: Going) -> Iterator[tuple[tup
     axes: list[list[tuple[int, Change | None, frozenset[ShardId]]]] = []
     if leaving:
         ids = frozenset(shard.id for shard in leaving)
-        axes.append([(0, None, frozenset()), (EFFORT["wait"], changes.wait(leaving), ids)])
+        away = changes.wait(leaving, going.hung(node))
+        axes.append([(0, None, frozenset()), (away.effort, away, ids)])
     for other in sorted({shard.model for shard in here if shard.want is Want.RUN and shard.model != model}):
         options: list[tuple[int, Change | None, frozenset[ShardId]]] = [(0, None, frozenset())]
         for to, gone in going.options(other, node):

@@ -54,7 +54,7 @@ def tell(
     """What one node says of one shard."""
     shard = world.shards.get(status.shard)
     if shard is None or shard.node != node or shard.generation != status.generation:
-        return _stray(world, shard, node, status, clock)
+        return _stray(world, shard, node, status, now, clock)
     if (node, status.shard) in world.strays:
         world = attrs.evolve(world, strays=world.strays.delete((node, status.shard)))
     before = shard.status
@@ -206,7 +206,7 @@ def _failed(
 
 
 def _stray(
-    world: World, shard: Shard | None, node: NodeId, status: ShardStatus, clock: float
+    world: World, shard: Shard | None, node: NodeId, status: ShardStatus, now: float, clock: float
 ) -> tuple[World, tuple[Event, ...]]:
     key, known = (node, status.shard), world.strays.get((node, status.shard))
     if not status.state.alive:
@@ -216,7 +216,9 @@ def _stray(
     if known is not None and known.status.generation == status.generation:
         if known.status == status:
             return world, ()
-        return attrs.evolve(world, strays=world.strays.set(key, Stray(node, status))), ()
+        turned = known.status.state is not status.state
+        stray = Stray(node, status, now if turned else known.at)
+        return attrs.evolve(world, strays=world.strays.set(key, stray), version=world.version + turned), ()
     if shard is None:
         why = "nothing placed it"
     elif shard.node != node:
@@ -232,7 +234,7 @@ def _stray(
         clock=clock,
         data={"node": str(node), "generation": str(status.generation), "state": status.state.value},
     )
-    world = attrs.evolve(world, strays=world.strays.set(key, Stray(node, status)), version=world.version + 1)
+    world = attrs.evolve(world, strays=world.strays.set(key, Stray(node, status, now)), version=world.version + 1)
     return world, (event,)
 
 

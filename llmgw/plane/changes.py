@@ -43,6 +43,7 @@ EFFORT: Mapping[str, int] = {
     "gpu-foreign": 4,
     "engine": 5,
     "engine-match": 5,
+    "reboot": 5,
     "agent": 5,
     "ports": 5,
     "node-health": 5,
@@ -370,13 +371,16 @@ def scale(model: ModelName, to: int, going: Collection[Shard]) -> Change:
     return Change(("scale", model, str(to)), EFFORT["gpus-free"] * len(replicas), text, after)
 
 
-def wait(shards: Collection[Shard]) -> Change:
-    """What is on its way out on a node is gone."""
-    names = ", ".join(sorted(shard.id for shard in shards))
-    node = min(shard.node for shard in shards)
-    text = f"wait until {names} on {node} {'has' if len(shards) == 1 else 'have'} ended"
+def wait(shards: Collection[Shard], hung: Collection[Shard] = ()) -> Change:
+    """What is on its way out on a node is gone. What hangs there goes with nothing but a reboot."""
+    node, many = min(shard.node for shard in shards), len(hung or shards) > 1
+    names = ", ".join(sorted(shard.id for shard in hung or shards))
     ids = [shard.id for shard in shards]
-    return Change(("wait", node), EFFORT["wait"], text, lambda w: without(w, ids))
+    if hung:
+        text = f"reboot {node}, where {names} {'do' if many else 'does'} not end"
+    else:
+        text = f"wait until {names} on {node} {'have' if many else 'has'} ended"
+    return Change(("wait", node), EFFORT["reboot" if hung else "wait"], text, lambda w: without(w, ids))
 
 
 def without(world: World, ids: Iterable[ShardId]) -> World:

@@ -2,7 +2,8 @@
 
 Nothing is guessed that the plane decides: silence (expiry.py), plan, steps and commands are the ones it lives by. What
 nodes do is taken as ideal: who is connected stays so and does what it is told at once, every start succeeds, what ends
-gives back what it held, and what is silent now stays silent. Models that are loaded now are asked for as before.
+gives back what it held, what hangs already does not end, and what is silent now stays silent. Models that are loaded
+now are asked for as before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llmgw.plane.changes import given_back
 from llmgw.plane.checks import brought
 from llmgw.plane.event import Event
 from llmgw.plane.expiry import expire, silence_allowed
-from llmgw.plane.gang import mates
+from llmgw.plane.gang import ends_by, mates
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Start, Step, enact, told
 from llmgw.plane.world import DEFAULT, ENDED, Settings, Shard, Stage, Unplaced, Want, World, seen
@@ -58,6 +59,7 @@ class Course:
         self.unplaced: Map[ModelName, Unplaced] = world.unplaced
         self.living = {id for id, node in world.nodes.items() if node.stage is Stage.READY and node.connected}
         self.dead: set[NodeId] = set()
+        self._hung = {s.id for s in world.shards.values() if (due := ends_by(world, s)) is not None and due <= now}
         self._awake = [n for n, m in world.models.items() if m.idle and idle.wanted(world, m, now)]
         self.had = self.ready()
         self._served = {name for name, ready in self.had.items() if ready}
@@ -142,7 +144,7 @@ class Course:
             if shard.want is Want.RUN and shard.state in (ShardState.STARTING, ShardState.FETCHING):
                 self.tell(shard.node, replace(shard.status, state=ShardState.READY, port=shard.status.port or 1))
                 self._fetched(shard.node, shard.spec.source, shard.spec.resources.disk_bytes)
-            elif shard.state is ShardState.STOPPING:
+            elif shard.state is ShardState.STOPPING and shard.id not in self._hung:
                 self._ended(shard.node, shard.id, shard.generation)
 
     def tell(self, node: NodeId, status: ShardStatus) -> None:

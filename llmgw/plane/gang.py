@@ -17,6 +17,11 @@ from llmgw.wire.facts import InstallState, ModelName, NodeId, ReplicaId, ShardId
 MARGIN = 30.0
 
 
+#: SIGKILL was long ago when a shard is still ending so many seconds after its grace: it hangs in a driver or a disk.
+HANGS = 60.0
+_ENDING = (ShardState.STOPPING, ShardState.UNKNOWN)
+
+
 @attrs.frozen
 class Replica:
     """All shards of one replica id, by rank."""
@@ -172,6 +177,40 @@ def in_the_way(world: World, shard: Shard) -> Stray | None:
     return None
 
 
+def ends_by(world: World, shard: Shard) -> float | None:
+    """Until when a shard that is ending has to have ended; None for others, and where nothing is heard of its node."""
+    if shard.state not in _ENDING or shard.status_at is None or not _speaks(world, shard.node):
+        return None
+    return shard.status_at + shard.spec.grace + HANGS
+
+
+def hanging(world: World, replica: Replica) -> tuple[float, str] | None:
+    """When it is plain that a replica gets no further, since a process does not end that stands for it or in its way;
+    and in words which one.
+
+    Nothing can end such a process but a reboot, and a shard has no second place while it lives (D4).
+    """
+    found: list[tuple[float, str]] = []
+    for member in replica.members:
+        if (due := ends_by(world, member)) is not None:
+            found.append((due, f"what runs of {member.id} on {member.node} does not end"))
+        elif not _heard(member) and world.strays:
+            stray = world.strays.get((member.node, member.id)) or in_the_way(world, member)
+            if stray is not None and stray.status.state in _ENDING and _speaks(world, stray.node):
+                words = f"what runs of {stray.status.shard} on {stray.node} does not end"
+                found.append((stray.at + member.spec.grace + HANGS, words))
+    return min(found, default=None)
+
+
+def _speaks(world: World, id: NodeId) -> bool:
+    node = world.nodes.get(id)
+    return node is not None and node.stage is Stage.READY and node.connected
+
+
+def _heard(shard: Shard) -> bool:
+    return shard.status is not None and shard.status.generation == shard.generation
+
+
 def _waits_for_engine(member: Shard, node: Node) -> bool:
     """Whether a member may still wait for its engine to be installed: that may take an hour, and nobody is late."""
     status = member.status
@@ -200,7 +239,7 @@ def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None
         state = member.state
         if state is ShardState.FETCHING or _waits_for_engine(member, node):
             return None
-        heard = member.status is not None and member.status.generation == member.generation
+        heard = _heard(member)
         if state is ShardState.READY:
             since = member.ready_at
         else:
@@ -210,7 +249,7 @@ def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None
         began = max(began, node.stage_at, node.stage_at if since is None else since)
     if late is None or now - began < leader.spec.ready_within + MARGIN:
         return None
-    heard = late.status is not None and late.status.generation == late.generation
+    heard = _heard(late)
     how = late.state.value if heard else "not heard of since it was told to start"
     if heard and late.status is not None and late.status.detail:
         how += f" ({late.status.detail})"

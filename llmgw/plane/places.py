@@ -16,7 +16,7 @@ from llmgw.plane.members import Choice
 from llmgw.plane.place import Rooms
 from llmgw.plane.steps import GiveUp, Start, Step
 from llmgw.plane.world import Model, Reason, Settings, Shard, Want, World, slug
-from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardSpec
+from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardSpec, ShardState
 
 
 class Places:
@@ -151,8 +151,9 @@ class Places:
 
     def _free_id(self, model: ModelName) -> ReplicaId:
         number = 0
-        while self._members.get(id := ReplicaId(f"{slug(model)}-{number}")):
-            number += 1
+        ending = {replica_of(id) for (_, id), s in self._world.strays.items() if s.status.state is ShardState.STOPPING}
+        while self._members.get(id := ReplicaId(f"{slug(model)}-{number}")) or id in ending:
+            number += 1  # what still ends may hang, and would be in its way
         return id
 
     def _newest(self, replica: ReplicaId) -> int:

@@ -84,11 +84,15 @@ class _Planner(Round):
         draining: list[Replica] = []
         outdated: list[Replica] = []
         displaced: list[Replica] = []
+        hung: list[Replica] = []
         for replica in mine:
             if not replica.sound:
                 self.leave(replica, f"the members of {replica.id} do not make one replica: it is placed anew")
             elif self.lost(*replica.nodes):
                 displaced.append(replica)
+            elif words := self.hangs(replica):
+                self.leave(replica, f"{words}, so another replica takes its place")
+                hung.append(replica)
             elif self.draining(*replica.nodes):
                 draining.append(replica)
             elif replica.revision != model.revision:
@@ -108,12 +112,12 @@ class _Planner(Round):
             return
 
         # A change that does not come up touches nothing more: what is older stays, and starts again as it was.
-        mixed = outdated or any(replica.revision != model.revision for replica in (*draining, *displaced))
+        mixed = outdated or any(replica.revision != model.revision for replica in (*draining, *displaced, *hung))
         paused = bool(mixed) and bool(rollout.paused(staying, self.settings))
 
         # A lost node's replicas: the same ids at the next generation, elsewhere.
         room_for = wanted - len(staying)
-        unmoved = 0
+        moved = unmoved = 0
         for replica in displaced:
             lost = next(node for node in replica.nodes if self.lost(node))
             if room_for <= 0:
@@ -128,6 +132,11 @@ class _Planner(Round):
             else:
                 why = f"{lost} is lost; {choice.why}"
                 self.steps += self.places.again(as_it_was, replica, choice, why, moved=True)
+                moved += 1
+        for replica in hung if paused else ():
+            past = rollout.of_revision(model, replica.revision)
+            if room_for > 0 and past is not None and past.revision != model.revision and self._place(past, 1):
+                moved, room_for = moved + 1, room_for - 1
 
         # On draining nodes and with an older profile: whatever serves stays until its replacement does.
         kept = [r for r in outdated if paused and rollout.of_revision(model, r.revision) is not None]
@@ -156,7 +165,7 @@ class _Planner(Round):
         placed = self._place(model, absent + ahead)
         older = [r for r in serving if r in outdated]
         if placed == absent + ahead and not paused:
-            unready = placed + sum(not r.ready for r in staying)
+            unready = placed + moved + unmoved + sum(not r.ready for r in staying)
             self._roll(model, older, missing - absent - ahead, unready, wanted)
         short = unmoved + absent + ahead - placed
         if short:

@@ -6,7 +6,7 @@ Pure; plan.py says which replicas begin and which leave, and why.
 from __future__ import annotations
 
 from llmgw.plane import drains
-from llmgw.plane.gang import Replica, ended, size
+from llmgw.plane.gang import Replica, ended, hanging, size
 from llmgw.plane.places import Places
 from llmgw.plane.steps import Drain, GiveUp, Step, Stop
 from llmgw.plane.world import Settings, Shard, Stage, Want, World
@@ -26,7 +26,7 @@ class Round:
     def going(self, replica: Replica) -> None:
         """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more."""
         here = [shard for shard in replica.members if not self._dropped(shard)]
-        if here:
+        if here and not self.hangs(replica):
             self.leaving.add(replica.model)
         # Not heard of yet: the plane has just started, and what the gateways send there goes on.
         finishing = len(here) == len(replica.members) == size(replica.leader) and all(
@@ -86,6 +86,16 @@ class Round:
             self.look(self.now + drains.of_replica(self.world, here, self.settings))
         else:
             self.steps += [Stop(shard.id, why) for shard in here]
+
+    def hangs(self, replica: Replica) -> str:
+        """Which process of a replica does not end, in words; "" while none is known not to."""
+        found = hanging(self.world, replica)
+        if found is None:
+            return ""
+        if found[0] > self.now:
+            self.look(found[0])
+            return ""
+        return found[1]
 
     def drop(self, shard: Shard, why: str) -> None:
         self.steps.append(GiveUp(shard.id, why))

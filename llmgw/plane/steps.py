@@ -72,7 +72,7 @@ def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> Worl
                 before = shards.get(shard.id)
                 if before is not None and (before.node != shard.node or (before.rank == 0 and size(before) > 1)):
                     # A leader starts again only when the others are ready: until then its older process is a stray.
-                    strays = _with_strays(strays, _left_behind(world, before))
+                    strays = _with_strays(strays, _left_behind(world, before, now))
                 shards = shards.set(shard.id, attrs.evolve(shard, placed_clock=clock, want_at=now, want_clock=0.0))
                 retired = retired.delete(shard.id) if shard.id in retired else retired
             case Drain(shard=id, why=why) | Stop(shard=id, why=why):
@@ -82,7 +82,7 @@ def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> Worl
                     shards = shards.set(id, gone)
             case GiveUp(shard=id):
                 if (known := shards.get(id)) is not None:
-                    strays = _with_strays(strays, _left_behind(world, known))
+                    strays = _with_strays(strays, _left_behind(world, known, now))
                     shards = shards.delete(id)
                     retired = retired.set(id, known.generation)
     if not changed:
@@ -118,7 +118,7 @@ def _with_strays(
     return strays
 
 
-def _left_behind(world: World, shard: Shard) -> dict[tuple[NodeId, ShardId], Stray]:
+def _left_behind(world: World, shard: Shard, now: float) -> dict[tuple[NodeId, ShardId], Stray]:
     """What may still run where a shard was: to be stopped, on a lost node as soon as that is heard again (D4).
 
     A node that was lost when the step was planned may have come back while it was stored, and told what it runs.
@@ -134,4 +134,4 @@ def _left_behind(world: World, shard: Shard) -> dict[tuple[NodeId, ShardId], Str
             generation=shard.generation,
             state=ShardState.UNKNOWN,
         )
-    return {(shard.node, shard.id): Stray(shard.node, status)}
+    return {(shard.node, shard.id): Stray(shard.node, status, now)}

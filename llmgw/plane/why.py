@@ -156,6 +156,8 @@ def _standing(world: World, shard: Shard, now: float) -> Standing:
             words.append(f"tried again in {shard.not_before - now:.0f} s")
     elif shard.restarts:
         words.append(f"attempt {shard.restarts + 1}")
+    if state is ShardState.STOPPING and shard.status is not None and shard.status.detail:
+        words.append(shard.status.detail)
     if waits := _waits_for(world, shard):
         words.append(waits)
     if shard.status is not None and shard.status.progress is not None and state is not ShardState.READY:

@@ -299,10 +299,11 @@ def seen(shard: Shard, node: Node | None) -> ShardState:
 
 @attrs.frozen
 class Stray:
-    """A running shard that no placement claims, or an old generation: to be stopped (A7, D4)."""
+    """A running shard that no placement claims, or an old generation: to be stopped (A7, D4). `at`: since when so."""
 
     node: NodeId
     status: ShardStatus
+    at: float = 0.0
 
 
 class Evidence(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -192,6 +192,18 @@ def test_replicas_of_several_nodes_are_replaced_in_place_where_there_is_no_room(
     assert {s.revision for s in here.shards.values()} == {2}
 
 
+def test_while_a_lost_nodes_replica_has_yet_to_come_back_no_other_one_goes() -> None:
+    for surge in (0, 1):
+        here = stage(newer(served("n1", "n2", "n3", of=tiny(2, surge), threads=1)), "n1", Stage.LOST)
+        here, steps = settle(here, 100.0)
+        assert words(steps) == ["start tiny-0-0 g2 on n3"]
+        assert settle(here, 101.0)[1] == ()
+        assert words(settle(ready(here, 110.0), 110.0)[1]) == ["drain tiny-1-0"]
+    # Nor where it has no place at all.
+    here = stage(newer(served("n1", "n2", of=tiny(2, 0), threads=1)), "n1", Stage.LOST)
+    assert settle(here, 100.0)[1] == ()
+
+
 # The engine of the new profile ----------------------------------------------------------------------------
 
 
