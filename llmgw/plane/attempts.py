@@ -9,13 +9,13 @@ and the wait are the same on all members. What ends after it went with it; its o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
 from llmgw.plane.event import Event
 from llmgw.plane.gang import counted, ended, mates, size
-from llmgw.plane.world import ENDED, Failure, Settings, Shard, Stray, Want, World
+from llmgw.plane.world import ENDED, Failure, Settings, Shard, Stage, Stray, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import NodeId, ShardId, ShardState
 
@@ -123,6 +123,32 @@ def overdue(
     return _with(world, changed), (event,)
 
 
+def proved(world: World, now: float, settings: Settings) -> World:
+    """The world in which a replica that has been ready for `Settings.stable` is no crash loop any more: its next
+    failure is the first of another, and no rollout is paused by the ones before.
+
+    That is a change of the shards' records, so it is stored: a plane that has just started hears first what is ready
+    now, and not since when. What had not proved itself before then has to begin its time anew.
+    """
+    shards = world.shards
+    for shard in world.shards.values():
+        if not shard.restarts or shard.rank or shard.want is not Want.RUN:
+            continue
+        members = (shard, *mates(world, shard))
+        since = _ready_since(members, size(shard))
+        heard = all((node := world.nodes.get(one.node)) is not None and node.stage is Stage.READY for one in members)
+        if heard and since is not None and now - since >= settings.stable:
+            for one in members:
+                shards = shards.set(one.id, attrs.evolve(one, restarts=0, failed_here=0, first_failure=None))
+    return world if shards is world.shards else attrs.evolve(world, shards=shards, version=world.version + 1)
+
+
+def _ready_since(members: Sequence[Shard], many: int) -> float | None:
+    """Since when all of so many members are ready; None while they are not."""
+    ready = [member.ready_at for member in members if member.ready_at is not None]
+    return max(ready) if len(ready) == len(members) == many else None
+
+
 def _with(world: World, changed: Iterable[Shard]) -> World:
     return attrs.evolve(
         world, shards=world.shards.update({shard.id: shard for shard in changed}), version=world.version + 1
@@ -156,8 +182,7 @@ def _transition(
     others = tuple(mates(world, shard))
     if any(other.generation == shard.generation and (counted(other) or ended(other)) for other in others):
         return (_went_with_it(updated, failure, status),)
-    ready = [member.ready_at for member in (shard, *others)]
-    since = None if None in ready or len(ready) < size(shard) else max(at for at in ready if at is not None)
+    since = _ready_since((shard, *others), size(shard))
     return _failed(world, updated, failure, since, status.cause_code, now, settings)
 
 

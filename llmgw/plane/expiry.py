@@ -1,4 +1,5 @@
-"""What silence makes of nodes, and when the plane distrusts itself instead (D1, D2, D3); and what takes too long.
+"""What time makes of nodes and replicas: silence, and when the plane distrusts itself instead (D1, D2, D3); what takes
+too long, and what has proved itself.
 
 Pure. Everything is measured on the plane's monotonic clock at receipt. docs/decisions/0020-silence.md says why
 the numbers are what they are.
@@ -114,7 +115,7 @@ def expire(
     if late > settings.late:
         return world, tuple(events)
     world, overdue = _overdue(world, now, clock, settings)
-    return world, (*events, *overdue)
+    return attempts.proved(world, now, settings), (*events, *overdue)
 
 
 def _overdue(world: World, now: float, clock: float, settings: Settings) -> tuple[World, tuple[Event, ...]]:

@@ -68,6 +68,6 @@ def kept(world: World, now: float) -> World:
     for shard in world.shards.values() if idle else ():
         if shard.model not in idle or shard.want is not Want.RUN:
             continue
-        if shard.model not in marks or (shard.state in _LOADING and shard.last_failure is None):
+        if shard.model not in marks or (shard.state in _LOADING and not shard.restarts):
             marks = marks.set(shard.model, now)
     return world if marks is world.asked else attrs.evolve(world, asked=marks)

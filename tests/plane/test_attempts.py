@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmgw.plane.attempts import HOPELESS, delay
-from llmgw.plane.world import DEFAULT, Want, World
-from llmgw.wire.facts import Progress, ShardId, ShardState
-from tests.plane.worlds import fold_events, hear, model, register, settle, status, world
+from llmgw.plane.expiry import expire
+from llmgw.plane.store.records import Stored, world_of
+from llmgw.plane.world import DEFAULT, Model, Want, World
+from llmgw.wire.agent import Heartbeat
+from llmgw.wire.facts import NodeId, Progress, ShardId, ShardState
+from tests.plane.test_gang import gang
+from tests.plane.worlds import CLOCK, fold_events, hear, model, ready, register, settle, status, world
 
 ID = ShardId("tiny-0-0")
 
@@ -144,3 +148,62 @@ def test_delays_grow_and_stay_within_their_caps(failures: int, was_ready: bool, 
     cap = DEFAULT.hopeless_cap if cause else DEFAULT.restart_cap
     assert 0.0 <= now <= following <= cap
     assert cause == "" or now >= DEFAULT.hopeless
+
+
+# What has proved itself --------------------------------------------------------------------------------------
+
+
+def crashed(here: World, generation: int, now: float, shard: str = ID) -> World:
+    return hear(here, "n1", status(shard, generation, ShardState.FAILED, exit_code=1), now)
+
+
+def later(here: World, now: float) -> World:
+    """A moment in which every node is heard."""
+    for node in here.nodes:
+        here = hear(here, node, Heartbeat(), now)
+    return expire(here, now, CLOCK + now, DEFAULT)[0]
+
+
+def restarted(here: World, now: float) -> World:
+    """The plane starts anew, and the nodes come back with what they run."""
+    ran = {
+        shard.node: [s.status for s in here.shards.values() if s.node == shard.node] for shard in here.shards.values()
+    }
+    after = world_of(Stored().difference(here)[0], now, CLOCK + now)
+    for node in ("n1", "n2"):
+        after = hear(after, node, register(node, shards=[one for one in ran.get(NodeId(node), ()) if one]), now)
+    return after
+
+
+@pytest.mark.parametrize("model", [model(), gang()], ids=["one node", "two nodes"])
+def test_what_served_for_long_begins_its_count_anew_whatever_became_of_the_plane_meanwhile(model: Model) -> None:
+    nodes = (register(name, engine_ports=(20_000, 20_999)) for name in ("n1", "n2"))
+    here, now = ready(settle(world(*nodes, models=[model]))[0]), 10.0
+    for generation in (1, 2):
+        here = crashed(here, generation, now)
+        now += 100.0
+        here = settle(later(here, now), now)[0]
+        for shard in here.shards.values():
+            here = hear(here, shard.node, status(shard.id, shard.generation), now)
+    assert {s.restarts for s in here.shards.values()} == {2}
+    here = later(here, now + DEFAULT.stable - 1.0)
+    assert {s.restarts for s in here.shards.values()} == {2}
+    before, here = here, later(here, now + DEFAULT.stable)
+    assert {(s.restarts, s.failed_here, s.first_failure) for s in here.shards.values()} == {(0, 0, None)}
+    assert here.shards[ID].last_failure == before.shards[ID].last_failure
+    assert here.version == before.version + 1
+    here = crashed(restarted(here, now + 500.0), 3, now + 501.0)
+    first = here.shards[ID].first_failure
+    assert first is not None
+    assert (here.shards[ID].restarts, here.shards[ID].not_before, first.generation) == (1, now + 501.0, 3)
+    # One that had not proved itself counts on.
+    here = crashed(restarted(before, now + 500.0), 3, now + 501.0)
+    assert here.shards[ID].restarts == 3
+
+
+def test_a_replica_whose_node_is_silent_proves_nothing() -> None:
+    here = settle(crashed(ready(placed()), 1, 10.0), 10.0)[0]
+    here = hear(here, "n1", status(ID, 2), 11.0)
+    silent = expire(hear(here, "n2", Heartbeat(), 200.0), 200.0, CLOCK, DEFAULT)[0]
+    assert silent.shards[ID].restarts == 1
+    assert later(silent, 201.0).shards[ID].restarts == 0

@@ -37,6 +37,7 @@ def shard(state: ShardState, want: Want = Want.RUN, failed: bool = False) -> Sha
         want=want,
         status=status("tiny-0-0", 1, state),
         last_failure=Failure(1, CLOCK, 1, "", "it crashed") if failed else None,
+        restarts=int(failed),
     )
 
 
