@@ -95,8 +95,8 @@ class Asking:
 
     `timeout` in seconds is above what the engine itself may take to answer under load. After `dead_after`
     answers of "unhealthy" in a row the engine is taken for dead: its own word for that differs in weight.
-    `token` says that readiness is proved by one generated token. `counters` are the names of Prometheus series:
-    requests running, requests waiting, tokens made so far.
+    `token` says that readiness is proved by one generated token. `running`, `waiting` and `made` are the names of
+    Prometheus series: requests in it, and whatever moves as long as it works on them.
     """
 
     health: str = "/health"

@@ -186,7 +186,8 @@ class LlamaCpp:
             token=not pooling,
             running=("llamacpp:requests_processing",),
             waiting=("llamacpp:requests_deferred",),
-            made=("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total"),
+            # Its tokens are counted when a request ends: until then only its decoding steps show that it works.
+            made=("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total", "llamacpp:n_decode_total"),
         )
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:

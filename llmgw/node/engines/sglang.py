@@ -121,7 +121,8 @@ class Sglang:
             token=not given(spec.args, "--is-embedding"),
             running=("sglang:num_running_reqs",),
             waiting=("sglang:num_queue_reqs",),
-            made=("sglang:generation_tokens_total", "sglang:prompt_tokens_total"),
+            # Its tokens are counted when a request ends: until then what they take of its cache shows that it works.
+            made=("sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens"),
         )
 
     def cause(self, lines: Sequence[str], ended: Ended) -> Cause | None:

@@ -50,7 +50,11 @@ _OURS = {
     **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"), "the gateway speaks plain HTTP to engines"),
     **dict.fromkeys(("-h", "--help", "--version", "-v"), "it makes the engine print and leave"),
 }
-_VARIABLES = {"VLLM_API_KEY": _OURS["--api-key"]}
+_VARIABLES = {
+    "VLLM_API_KEY": _OURS["--api-key"],
+    # The same for all replicas of a profile, so for two on one node.
+    **dict.fromkeys(("VLLM_PORT", "VLLM_DP_MASTER_PORT"), _SET),
+}
 _TENSOR = ("--tensor-parallel-size", "-tp")
 _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _DATA = ("--data-parallel-size", "-dp")

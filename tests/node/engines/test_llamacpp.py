@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.node.engines import Command, Listens, Objection
+from llmgw.node.engines import Asking, Command, Listens, Objection
 from llmgw.node.engines.causes import Ended
 from llmgw.node.engines.contents import Contents
 from llmgw.node.engines.llamacpp import LlamaCpp
+from llmgw.node.health import counted
 from tests.node.engines.specs import FACTS, seat, spec
 
 LLAMA = LlamaCpp()
@@ -203,3 +204,23 @@ def test_the_way_it_ended_and_its_words_name_a_cause(lines: list[str], ended: En
 def test_an_end_that_says_nothing_has_no_cause() -> None:
     assert LLAMA.cause(["some", "words"], Ended(exit_code=3)) is None
     assert LLAMA.cause([], Ended()) is None
+
+
+#: What b10068 shows while it makes a long answer, and a second and a half later.
+WORKING = """
+llamacpp:prompt_tokens_total 7
+llamacpp:tokens_predicted_total 0
+llamacpp:n_decode_total 2709
+llamacpp:requests_processing 1
+llamacpp:requests_deferred 0
+"""
+
+
+def test_one_long_answer_shows_that_it_is_being_made() -> None:
+    """Its tokens are counted when it ends, which on a CPU may be after an hour (EN10)."""
+    asking = LLAMA.asking(spec("llamacpp"))
+    assert isinstance(asking, Asking)
+    first, second = counted(WORKING, asking), counted(WORKING.replace("2709", "3904"), asking)
+    assert first is not None
+    assert second is not None
+    assert (first.requests, second.tokens - first.tokens) == (1, 3904 - 2709)

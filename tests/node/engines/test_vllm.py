@@ -126,6 +126,7 @@ def test_a_cpu_shards_workers_share_its_cache_unless_the_profile_says_how_large_
         (codes("--config", "x.yaml"), ["bad-argument"]),
         (codes("--api-key", "s"), ["bad-argument"]),
         (codes(env={"VLLM_API_KEY": "s", "VLLM_USE_V1": "1"}), ["bad-argument"]),
+        (codes(env={"VLLM_PORT": "29500"}), ["bad-argument"]),
         (codes("--max-model-len", "10", context=100), ["bad-argument"]),
         (codes("--max-model-len", "10"), []),
         (codes("-tp", "2"), ["bad-shape"]),
