@@ -5,6 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+ROCE = "tests/rigs/roce/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,7 +22,21 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """A file's tests stay together, and so do those of the RoCE rig, which share two guests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return ROCE if nodeid.startswith(ROCE) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # What takes longest begins first, so that no worker ends long after the others.
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in (ROCE, "tests/e2e/")])
     if config.getoption("--vllm") and config.getoption("--vllm-model"):
         return
     skip = pytest.mark.skip(reason="needs --vllm PROGRAM --vllm-model DIR")

@@ -26,14 +26,17 @@ from llmgw.demo.main import free_ports
 from llmgw.demo.processes import call, environment, leftovers, start, stop
 from llmgw.tinymodel import write_tiny
 
-#: Silence is judged in seconds here and not in minutes; everything else is as it is shipped.
+#: Silence is noticed in seconds here; everything else is as it is shipped, or nearly. An agent that begins again on a
+#: busy machine takes its seconds, and must not be lost for that.
 QUICK = """
 [judgement]
 settle = "3s"
 unreachable_after = "2s"
-lost_after = "5s"
+lost_after = "30s"
 quiet = "3s"
 """
+#: For those who wait for a loss.
+SOON_LOST = QUICK.replace("30s", "5s")
 
 MODEL = """
 [[models]]

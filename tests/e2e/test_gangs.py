@@ -18,7 +18,7 @@ import trio
 
 from llmgw.demo.processes import call
 from llmgw.tinymodel import write_tiny
-from tests.e2e.rig import Rig, rig, traffic
+from tests.e2e.rig import SOON_LOST, Rig, rig, traffic
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -152,7 +152,7 @@ async def test_agents_and_planes_may_die_under_it(tmp_path: Path) -> None:
 
 
 async def test_a_lost_members_node_moves_the_replica_and_nothing_is_twice(tmp_path: Path) -> None:
-    async with wide(tmp_path, 3) as fleet:
+    async with wide(tmp_path, 3, settings=SOON_LOST) as fleet:
         before = await fleet.shards()
         victim = before["tiny-0-1"]["node"]
         frozen = fleet.nodes[victim]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import trio
 
-from tests.e2e.rig import Rig, Traffic, rig, traffic
+from tests.e2e.rig import SOON_LOST, Rig, Traffic, rig, traffic
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -88,7 +88,7 @@ async def test_an_engines_death_is_told_within_a_second_and_mended_without_help(
 async def test_a_node_cut_off_is_unreachable_then_lost_then_replaced_and_its_old_generation_is_stopped(
     tmp_path: Path,
 ) -> None:
-    async with rig(tmp_path, nodes=2, replicas=1) as fleet:
+    async with rig(tmp_path, nodes=2, replicas=1, settings=SOON_LOST) as fleet:
         (before,) = (await fleet.shards()).values()
         cut = before["node"]
         other = "n2" if cut == "n1" else "n1"

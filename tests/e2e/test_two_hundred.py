@@ -23,7 +23,7 @@ from llmgw.wire.agent import Heartbeat, Register, ShardStatus
 from llmgw.wire.control import Goodbye, Registered
 from llmgw.wire.facts import HostLoad, NodeId
 from llmgw.wire.stream import Frames
-from tests.e2e.rig import Rig, rig
+from tests.e2e.rig import SOON_LOST, Rig, rig
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -135,7 +135,7 @@ async def test_two_hundred_agents_come_back_after_the_planes_death_without_locks
 
 
 async def test_a_third_of_the_fleet_silent_at_once_freezes_losses(tmp_path: Path) -> None:
-    async with rig(tmp_path, nodes=0) as fleet:
+    async with rig(tmp_path, nodes=0, settings=SOON_LOST) as fleet:
         agents = await made(fleet, 12)
 
         async def stages() -> Counter[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmgw.demo.processes import call
-from tests.e2e.rig import MODEL, Rig, rig
+from tests.e2e.rig import MODEL, SOON_LOST, Rig, rig
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -58,7 +58,7 @@ async def test_a_drain_does_what_was_foretold(tmp_path: Path) -> None:
 
 
 async def test_a_lost_node_and_an_applied_file_do_what_was_foretold(tmp_path: Path) -> None:
-    async with rig(tmp_path, nodes=2, replicas=2) as fleet:
+    async with rig(tmp_path, nodes=2, replicas=2, settings=SOON_LOST) as fleet:
         models = tmp_path / "models.toml"
         # Two nodes of one machine differ by what of its memory is free at the moment, which nobody can foretell.
         await ctl(fleet, "label", "n2", "zone=b")
