@@ -73,7 +73,7 @@ _ALL = "99"  # more layers than any model has
 _HTTP = ("--threads-http",)
 #: Each request holds one of these threads from its arrival to its end. By default there are about as many as slots, and
 #: when all are held nobody answers for the engine's health. They cost some kilobytes each.
-_HTTP_THREADS = "512"
+_HTTP_THREADS = "128"
 _LISTED = re.compile(r"^\s*RPC\d+(?:\[\d+\])?\s*:\s*(?P<peer>\S+:\d+)")
 _REHEARSAL_SECONDS = 30.0
 

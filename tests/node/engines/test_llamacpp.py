@@ -35,13 +35,13 @@ def argv(*args: str, **more: object) -> str:
 def test_a_cpu_shard_uses_no_card_and_as_many_threads_as_it_was_given() -> None:
     assert argv(context=2048) == (
         "llama-server -m /models/m.gguf -a m --host 0.0.0.0 --port 8000 -t 4 -c 2048 -dev none -ngl 0"
-        " --metrics --no-ui --offline --log-colors off --threads-http 512"
+        " --metrics --no-ui --offline --log-colors off --threads-http 128"
     )
 
 
 def test_a_gpu_shard_may_use_its_cards_and_users_extend_the_command() -> None:
     assert "-dev" not in argv(gpus=1)
-    assert argv("-np", "4").endswith("--threads-http 512 -np 4")
+    assert argv("-np", "4").endswith("--threads-http 128 -np 4")
     assert argv("--threads-http", "9").endswith("--log-colors off --threads-http 9")
     assert "-t 4" not in argv("-t", "2")
 
