@@ -84,10 +84,15 @@ class Told:
 
 @attrs.frozen
 class Fabric:
-    """One fabric's managers and ports. `open` are the troubles told and not yet over, by kind, since when."""
+    """One fabric's managers and ports. `open` are the troubles told and not yet over, by kind, since when.
+
+    `heir_of` is the fabric that its ports were on before, when its managers were known to nobody and no port came from
+    elsewhere: should no port be left there, it is that one.
+    """
 
     name: str
     labelled: bool = False
+    heir_of: str = ""
     managers: Frozen[str, Seen] = Frozen()
     ports: Frozen[PortKey, View] = Frozen()
     answering: Frozen[str, int] = Frozen()  # how many ports each master answers now
@@ -219,9 +224,13 @@ def _placed(
         return (state, ()) if current is None or current in plain else (_without(state, key), ())
     owners = sorted({name for guid in sees for name, fabric in plain.items() if guid in fabric.managers})
     if not owners:
-        return _moved(state, key, min(sees), labelled=False), ()
+        state = _moved(state, key, min(sees), labelled=False)
+        if current in plain:
+            heir = attrs.evolve(state.fabrics[min(sees)], heir_of=current)
+            state = attrs.evolve(state, fabrics=state.fabrics.set(heir.name, heir))
+        return state, ()
     if len(owners) == 1:
-        return _moved(state, key, owners[0], labelled=False), ()
+        return _inherited(_moved(state, key, owners[0], labelled=False), owners[0], current)
     # A manager that another fabric only remembers has moved here; one that its ports still see joins the two.
     home = current if current in owners else max(owners, key=lambda name: (len(sees & set(plain[name].managers)), name))
     joined: list[str] = []
@@ -248,6 +257,25 @@ def _placed(
     return _moved(state, key, home, labelled=False), told
 
 
+def _inherited(state: Managers, name: str, before: str | None) -> tuple[Managers, tuple[Told, ...]]:
+    """The fabric that a port came to from `before`, under its old name where all that happened is that a manager which
+    nobody had seen took over: one port that goes elsewhere was cabled there, and two that leave nobody behind were not.
+    """
+    heir = state.fabrics[name]
+    if not heir.heir_of:
+        return state, ()
+    left = state.fabrics.get(heir.heir_of)
+    if left is None or before not in (None, name, left.name):
+        return attrs.evolve(state, fabrics=state.fabrics.set(name, attrs.evolve(heir, heir_of=""))), ()
+    if not all(view.blind for view in left.ports.values()) or len({key.node for key in heir.ports}) < 2:
+        return state, ()
+    state = _joined(state, [left.name, name])
+    whole = attrs.evolve(state.fabrics[left.name], master=heir.master, changed=left.changed.update(heir.changed))
+    text = f"{whole.name} goes on under a manager that was not known there: all of its ports see {heir.master} now"
+    told = Told("fabrics-joined", whole.name, text, (("fabrics", f"{whole.name},{name}"),))
+    return attrs.evolve(state, fabrics=state.fabrics.set(whole.name, whole)), (told,)
+
+
 def _with(fabric: Fabric, key: PortKey, view: View | None) -> Fabric:
     """The fabric with a port's view, or without the port; the masters' counts with it."""
     before, counts = fabric.ports.get(key), fabric.answering
@@ -261,7 +289,7 @@ def _with(fabric: Fabric, key: PortKey, view: View | None) -> Fabric:
 
 
 def _joined(state: Managers, names: list[str]) -> Managers:
-    """One fabric of several, under the smallest name."""
+    """One fabric of several, under the first name."""
     first, *rest = (state.fabrics[name] for name in names)
     whole = first
     for other in rest:

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -305,6 +306,45 @@ def test_a_port_that_was_cabled_to_another_fabric_moves_there() -> None:
     assert fabric is not None
     assert fabric.name == C
     assert len(watch.state.fabrics[A].ports) == 3
+
+
+@pytest.mark.parametrize("silent_first", [False, True])
+def test_a_manager_that_nobody_had_seen_takes_the_fabric_over_with_its_name(silent_first: bool) -> None:
+    """SM01: the old master is dead, and the memory of the new one does not answer yet or does not hold it."""
+    watch = settled()
+    if silent_first:
+        for node in "wxyz":
+            watch.hear(node, None, error="the subnet manager at LID 1 does not answer sminfo")
+        watch.wait(30.0)
+    for node in "wxyz":
+        watch.hear(node, manager(C), error="saquery: the subnet manager does not answer")
+        watch.wait(1.0)
+    assert watch.kinds == ["sm-changed", "fabrics-joined"]
+    fabric = watch.state.of("w", "mlx5_0")
+    assert fabric is not None
+    assert (fabric.name, fabric.master, len(fabric.ports)) == (A, C, 4)
+    for node in "wxyz":
+        watch.hear(node, manager(C), manager(A, "standby", 0))
+    assert watch.kinds == ["sm-changed", "fabrics-joined"]
+    assert watch.names == [A]
+
+
+def test_ports_that_are_cabled_to_an_unknown_fabric_do_not_take_the_name_of_the_one_they_leave_to_others() -> None:
+    watch = settled()
+    for node in "wx":
+        watch.hear(node, manager(C))
+    for node in "yz":
+        watch.hear(node, None, error="the subnet manager at LID 1 does not answer sminfo")
+    watch.hear("w", manager(C))
+    assert watch.names == [A, C]
+    watch.hear("v", manager(C, priority=3))
+    watch.hear("u", manager("00000000000000ff"))
+    watch.hear("u", manager(C))
+    for node in "yz":
+        watch.hear(node, manager(C))
+    fabric = watch.state.of("w", "mlx5_0")
+    assert fabric is not None
+    assert fabric.name == C, "a port of a third fabric came to it meanwhile"
 
 
 def test_names_survive_a_restart_of_the_plane() -> None:
