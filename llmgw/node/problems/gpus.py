@@ -353,8 +353,8 @@ def kernel(facts: Facts, now: float) -> Iterator[Symptom]:
         yield Symptom(found, clear=MINUTE)
 
     for kind, grade in (("nvswitch-fatal", Grade.BAD), ("nvswitch-error", Grade.NOTE)):
-        if event := next(_recent(facts.events, kind, now), None):
-            text = f"an NVSwitch reports {'a fatal' if grade is Grade.BAD else 'an'} error [{event.text[:200]}]"
+        if latest := next(_recent(facts.events, kind, now), None):
+            text = f"an NVSwitch reports {'a fatal' if grade is Grade.BAD else 'an'} error [{latest.text[:200]}]"
             remedy = (
                 "drain the node and reset all its GPUs together, or reboot it; then look at the fabric manager's log"
             )
