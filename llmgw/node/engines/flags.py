@@ -59,6 +59,17 @@ def conflicts(args: Sequence[str], ours: Mapping[str, str]) -> Iterator[Objectio
             yield Objection("bad-argument", f"{name} cannot be given in the profile's arguments", ours[name])
 
 
+def shortened(args: Sequence[str], *names: str) -> Iterator[Objection]:
+    """An objection for each argument that an argparse-based engine would take for one of these, cut short as it is.
+
+    `names` has whole names of other options as well where one of these begins with them: a whole name is itself.
+    """
+    for name, _ in flags(args):
+        meant = [] if name in names or not name.strip("-") else [whole for whole in names if whole.startswith(name)]
+        if meant:
+            yield Objection("bad-argument", f"{name} is short for {meant[0]}", "write the argument's whole name")
+
+
 def taken(env: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[Objection]:
     """The same of variables in the profile's `env`: `ours` says for each name what to do instead."""
     for name in env:

@@ -13,7 +13,7 @@ from llmgw.node.engines import Asking, Command, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given
+from llmgw.node.engines.flags import conflicts, given, shortened
 from llmgw.node.engines.known import SGLANG
 from llmgw.node.engines.shape import Sizes, misfits, portless
 from llmgw.node.engines.wires import NCCL_TELLS
@@ -38,6 +38,9 @@ _DATA = ("--dp-size", "--dp", "--data-parallel-size")
 _CONTEXT = ("--context-length",)
 _MEMORY = ("--mem-fraction-static",)
 _DP_ATTENTION = "--enable-dp-attention"
+_EMBEDDING = "--is-embedding"
+_WAIT = "--dist-timeout"
+_READ = (*_OURS, *_TENSOR, *_PIPELINE, *_DATA, *_CONTEXT, *_MEMORY, _DP_ATTENTION, _EMBEDDING, _WAIT)
 
 
 class Sglang:
@@ -59,6 +62,7 @@ class Sglang:
 
     def _objections(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> list[Objection]:
         found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS)]
+        found += shortened(spec.args, *_READ)
         if spec.context is not None and given(spec.args, *_CONTEXT):
             found += conflicts(spec.args, dict.fromkeys(_CONTEXT, "the profile's context says it"))
         if not spec.gpus and not given(spec.args, "--device"):
@@ -96,8 +100,8 @@ class Sglang:
         if nodes > 1:
             argv += ["--nnodes", str(nodes), "--node-rank", str(spec.rank)]
             argv += ["--dist-init-addr", f"{_bracketed(spec.peers[0])}:{spec.peer_ports[0]['dist+']}"]
-            if not given(spec.args, "--dist-timeout"):
-                argv += ["--dist-timeout", str(max(30, int(spec.ready_within)))]
+            if not given(spec.args, _WAIT):
+                argv += [_WAIT, str(max(30, int(spec.ready_within)))]
         else:
             argv += ["--nccl-port", str(seat.ports["nccl"])]
             if given(spec.args, _DP_ATTENTION):
@@ -118,7 +122,7 @@ class Sglang:
             return None
         return Asking(
             timeout=25.0,  # above the 20 s that its health check gives itself for a token
-            token=not given(spec.args, "--is-embedding"),
+            token=not given(spec.args, _EMBEDDING),
             running=("sglang:num_running_reqs",),
             waiting=("sglang:num_queue_reqs",),
             # Its tokens are counted when a request ends: until then what they take of its cache shows that it works.

@@ -12,7 +12,7 @@ from llmgw.node.engines import Asking, Command, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given, taken
+from llmgw.node.engines.flags import conflicts, given, shortened, taken
 from llmgw.node.engines.known import VLLM
 from llmgw.node.engines.shape import Sizes, misfits, portless
 from llmgw.node.engines.wires import NCCL_TELLS
@@ -62,6 +62,9 @@ _CONTEXT = ("--max-model-len",)
 _MEMORY = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
 _CACHE_GIB = 4  # of a CPU shard that asked for no memory: what vLLM took before it took a share of all
 _EXECUTOR = ("--distributed-executor-backend",)
+_WAIT = ("--distributed-timeout-seconds",)
+_POOLING = ("--runner", "--task", "--convert")
+_READ = (*_OURS, *_TENSOR, *_PIPELINE, *_DATA, *_CONTEXT, *_MEMORY, *_EXECUTOR, *_WAIT, *_POOLING)
 
 
 class Vllm:
@@ -84,6 +87,7 @@ class Vllm:
 
     def _objections(self, spec: ShardSpec, facts: Register, contents: Contents | None) -> list[Objection]:
         found = [*general(spec, facts, contents), *conflicts(spec.args, _OURS), *taken(spec.env, _VARIABLES)]
+        found += shortened(spec.args, *_READ)
         if spec.context is not None and given(spec.args, *_CONTEXT):
             found += conflicts(spec.args, dict.fromkeys(_CONTEXT, "the profile's context says it"))
         if given(spec.args, *_EXECUTOR) and len(spec.peers) > 1:
@@ -129,9 +133,9 @@ class Vllm:
         if nodes > 1:
             argv += ["--nnodes", str(nodes), "--node-rank", str(spec.rank)]
             argv += ["--master-addr", spec.peers[0], "--master-port", str(spec.peer_ports[0]["master"])]
-            if not given(spec.args, "--distributed-timeout-seconds"):
+            if not given(spec.args, *_WAIT):
                 # The default is ten minutes of silence when a member never comes.
-                argv += ["--distributed-timeout-seconds", str(max(30, int(spec.ready_within)))]
+                argv += [*_WAIT, str(max(30, int(spec.ready_within)))]
             if spec.rank:
                 argv += ["--headless"]
         return Command((*argv, *spec.args), self._env(spec, seat))
@@ -166,7 +170,7 @@ class Vllm:
             return None
         return Asking(
             dead_after=2,
-            token=not given(spec.args, "--runner", "--task", "--convert"),
+            token=not given(spec.args, *_POOLING),
             running=("vllm:num_requests_running",),
             waiting=("vllm:num_requests_waiting",),
             made=("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),

@@ -57,6 +57,8 @@ def test_what_is_asked_for_becomes_arguments(command: str, has: str) -> None:
         (codes(), []),
         (codes("--host", "::"), ["bad-argument"]),
         (codes("--dist-init-addr", "x:1"), ["bad-argument"]),
+        (codes("--nccl-p", "1"), ["bad-argument"]),
+        (codes("--mem", "0.5"), ["bad-argument"]),
         (codes("--tp", "2"), ["bad-shape"]),
         (codes("--tp", "2", "--dp", "2", gpus=4), []),
         (codes("--tp", "2", "--dp", "2", "--enable-dp-attention", gpus=2), []),

@@ -123,6 +123,9 @@ def test_a_cpu_shards_workers_share_its_cache_unless_the_profile_says_how_large_
         (codes(), []),
         (codes("--port", "1"), ["bad-argument"]),
         (codes("--served_model_name=x"), ["bad-argument"]),
+        (codes("--served-model", "x"), ["bad-argument"]),  # argparse takes it for --served-model-name
+        (codes("--tensor_par=2", gpus=2), ["bad-argument"]),
+        (codes("--data-parallel-size", "2", gpus=2), []),  # and not short for --data-parallel-size-local
         (codes("--config", "x.yaml"), ["bad-argument"]),
         (codes("--api-key", "s"), ["bad-argument"]),
         (codes(env={"VLLM_API_KEY": "s", "VLLM_USE_V1": "1"}), ["bad-argument"]),
