@@ -49,8 +49,8 @@ _CANNOT_OPEN = re.compile(r"can't open UMAD port \((?P<device>.*?):\d+\)|Failed 
 _DESTINATION = re.compile(r"dport \((?P<where>[^)]*)\)")
 _SM_LID = re.compile(r"Lid (\d+)")
 _UMAD = (
-    "run modprobe ib_umad; in a container, pass /dev/infiniband in; run the agent as root or give its user the right to "
-    "read and write these devices"
+    "run modprobe ib_umad; in a container, pass /dev/infiniband in; "
+    "run the agent as root or give its user the right to read and write these devices"
 )
 
 
