@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from llmgw.node import files
+from llmgw.node.limits import unit_state
 from llmgw.node.run import NotStarted, run
 from llmgw.node.view import View
 from llmgw.wire.facts import Imex, Interface
@@ -19,6 +20,9 @@ from llmgw.wire.facts import Imex, Interface
 WITHIN = 10.0
 CHANNELS = "dev/nvidia-caps-imex-channels"
 CONFIG = "etc/nvidia-imex/nodes_config.cfg"
+UNIT = "nvidia-imex.service"
+#: How a state begins that says no more than that the daemon runs.
+RUNS = "runs"
 
 #: The cells of the text's matrix that are not a connection, in words.
 MISMATCHES = frozenset({"!V!", "!M!"})
@@ -156,17 +160,19 @@ async def imex(view: View, own: frozenset[str]) -> Imex | None:
     tool = shutil.which(view.imex)
     if tool is None:
         return None
+    # As it comes it answers no questions (IMEX_CMD_ENABLED=0): that it runs is then all that can be known.
+    runs = f"{RUNS}, " if unit_state(view, UNIT) == "active" else ""
     channels = sum(name.startswith("channel") for name in files.names(view.at(CHANNELS)))
     said = ""
     for options in (["-N", "-j"], ["-N"]):
         try:
             ran = await run([tool, *options], limit=WITHIN)
         except NotStarted as error:
-            return Imex(state=f"cannot be asked: {error}", channels=channels)
+            return Imex(state=f"{runs}cannot be asked: {error}", channels=channels)
         if ran.cut_short:
-            return Imex(state=f"cannot be asked: no answer within {WITHIN:.0f} s", channels=channels)
+            return Imex(state=f"{runs}cannot be asked: no answer within {WITHIN:.0f} s", channels=channels)
         if (found := parse(ran.stdout, own, channels)) is not None:
             return found
         words = (line.strip() for line in (ran.stderr + "\n" + ran.stdout).splitlines())
         said = next(filter(None, words), said)
-    return Imex(state=f"cannot be asked: {said or 'the daemon is not running'}"[:300], channels=channels)
+    return Imex(state=f"{runs}cannot be asked: {said or 'the daemon is not running'}"[:300], channels=channels)

@@ -188,7 +188,7 @@ def _both(pairs: Iterator[tuple[NodeId, NodeId]]) -> _Pairs:
 def imex(node: Node) -> str:
     """Why the IMEX daemon lets no GPU of this node reach another node's; "" when it does, or says nothing (FA09)."""
     daemon = node.facts.imex if node.facts is not None else None
-    if daemon is None or daemon.state == "UP":
+    if daemon is None or daemon.state == "UP" or daemon.state.startswith("runs"):
         return ""
     if daemon.state == "DEGRADED" and not daemon.disconnected and not daemon.mismatch:
         return ""

@@ -241,7 +241,8 @@ class GpuLoad(Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Imex(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The IMEX daemon's view of its domain. `state` "UP", "DEGRADED", "DOWN" or why it cannot be asked."""
+    """The IMEX daemon's view of its domain. `state` "UP", "DEGRADED", "DOWN" or why it cannot be asked; that begins
+    with "runs" where it is known to run all the same."""
 
     state: str
     nodes: tuple[tuple[str, str], ...] = ()  # (address or name, status)

@@ -180,6 +180,20 @@ async def test_a_daemon_that_does_not_run_is_a_reason_and_no_tool_is_no_imex(tmp
 
 
 @pytest.mark.real
+async def test_a_daemon_that_runs_and_answers_no_questions_says_so(tmp_path: Path) -> None:
+    """As it comes it is not to be asked (IMEX_CMD_ENABLED=0); that is no reason to think it down."""
+    for path, text in (
+        ("usr/lib/systemd/system/nvidia-imex.service", ""),
+        ("sys/fs/cgroup/system.slice/nvidia-imex.service/cgroup.procs", "4711\n"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    found = await imex(tool(tmp_path, 'echo "Error: cannot connect to the daemon" >&2; exit 1'), OWN)
+    assert found is not None
+    assert found.state == "runs, cannot be asked: Error: cannot connect to the daemon"
+
+
+@pytest.mark.real
 async def test_a_tool_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmgw.node.imex.WITHIN", 0.3)
     found = await imex(tool(tmp_path, "exec sleep 60"), OWN)

@@ -264,6 +264,15 @@ def test_imex_alone_is_no_nvlink_domain() -> None:
     ]
 
 
+def test_an_imex_that_says_no_more_than_that_it_runs_is_no_obstacle() -> None:
+    mute = [replace(linked(name), imex=Imex(state="runs, cannot be asked: no answer")) for name in ("n1", "n2")]
+    assert nodes(world(*mute), wanted(2, gpus=4, network="nvlink")) == ("n1", "n2")
+    dead = [
+        replace(linked(name), imex=Imex(state="cannot be asked: the daemon is not running")) for name in ("n1", "n2")
+    ]
+    assert nodes(world(*dead), wanted(2, gpus=4, network="nvlink")) == ()
+
+
 def test_a_domain_without_imex_reaches_nobody() -> None:
     here = world(replace(linked("n1"), imex=Imex(state="DOWN")), replace(linked("n2"), imex=Imex(state="UP")))
     rows = told(here, wanted(2, gpus=4, network="nvlink"))

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
+from llmgw.node.imex import RUNS
 from llmgw.node.kernel import KernelEvent
 from llmgw.node.nvml.inventory import MISMATCH, NO_DRIVER, UNLISTED, VANISHED, WORDS, refusal
 from llmgw.node.nvml.talk import HUNG
@@ -370,6 +371,10 @@ def imex(facts: Facts) -> Iterator[Symptom]:
     domains = {fabric.domain for fabric in facts.gpus.fabrics.values()} - {None}
     state = facts.imex
     if state is None or not domains or state.state == "UP":
+        return
+    if state.state.startswith(RUNS):
+        text = f"IMEX {state.state}: whether it connects the nodes of the domain is not known"
+        yield node("imex-unknown", Grade.NOTE, text, "set IMEX_CMD_ENABLED=1 in /etc/nvidia-imex/config.cfg")
         return
     if state.mismatch:
         yield node(

@@ -204,6 +204,8 @@ def test_faults_of_the_fabric_are_named_by_weight() -> None:
 def test_imex_counts_only_where_there_is_a_domain() -> None:
     down = Imex(state="DOWN")
     assert found(attrs.evolve(with_fabric(GpuFabric(state="completed")), imex=down)) == {}
+    mute = attrs.evolve(with_fabric(READY), imex=Imex(state="runs, cannot be asked: no answer within 10 s"))
+    assert [(each.code, each.grade) for each in found(mute).values()] == [("imex-unknown", Grade.NOTE)]
     late = attrs.evolve(with_fabric(READY), imex=down)
     assert [each.code for each in verdict((0, late), (31, late)).problems] == ["imex-not-up"]
     differs = attrs.evolve(with_fabric(READY), imex=Imex(state="DEGRADED", mismatch=("10.0.0.6",)))
