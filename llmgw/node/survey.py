@@ -42,7 +42,7 @@ HOST_WITHIN = 10.0
 FIRST_WITHIN = 8.0
 #: News that come together are judged together, in seconds.
 TOGETHER = 0.2
-#: Seconds between two writings of what must outlive the agent.
+#: Seconds between two writings of what must outlive the agent, while no problem comes or goes.
 KEEP_PERIOD = 60.0
 MOST_EVENTS = 512
 
@@ -73,6 +73,7 @@ class Survey:
         self._memory_file = view.state / "problems.json" if view.state else None
         self._memory = recalled(self._memory_file)
         self._moved = trio.Event()
+        self._told_new = trio.Event()
         self._lasting: object = None
         self.gpus = Gpus(view, probe=probe)
         self.ports = Ports(view, lambda: self.gpus.view.value.gpus)
@@ -208,6 +209,7 @@ class Survey:
         self._memory, self._problems = verdict.memory, verdict.problems
         if {(each.subject, each.code, each.grade) for each in self._problems} != before:
             self.news.set(self.news.value + 1)
+            self._told_new.set()
 
     async def _watch_host(self) -> None:
         whole_at = float("-inf")
@@ -240,9 +242,13 @@ class Survey:
             await trio.sleep(IMEX_PERIOD)
 
     async def _keep(self) -> None:
+        """Write at once what was told anew: whoever kills the agent next must not make it forget (NV15)."""
         while True:
-            await trio.sleep(KEEP_PERIOD)
+            with trio.move_on_after(KEEP_PERIOD):
+                await self._told_new.wait()
+            self._told_new = trio.Event()
             await trio.to_thread.run_sync(self._write_memory, abandon_on_cancel=True)
+            await trio.sleep(TOGETHER)
 
     def _write_memory(self) -> None:
         """A state folder that cannot be written costs only what would have been remembered."""

@@ -189,3 +189,24 @@ async def test_a_restarted_agent_remembers_what_it_knew(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
     (problem,) = (each for each in register.problems if each.code == "port-down")
     assert "was up before" in problem.text
+
+
+async def test_what_was_told_outlives_an_agent_that_is_killed_and_one_that_gets_no_answer(tmp_path: Path) -> None:
+    """NV15: the probe stalls under load and its watcher is killed, over and over: the fault stays told."""
+    view = View(state=tmp_path, period=0.2)
+    async with trio.open_nursery() as nursery:
+        survey = Survey(view, dict, probe=Driver(tmp_path, "gpus 1", "ecc 0 1 0 2").probe())
+        await running(survey, nursery)
+        memory = tmp_path / "problems.json"
+        with trio.fail_after(10):
+            while not memory.exists() or "ecc-uncorrectable" not in memory.read_text():  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        written = memory.read_bytes()
+        nursery.cancel_scope.cancel()
+    memory.write_bytes(written)  # a killed agent writes no more
+    async with trio.open_nursery() as nursery:
+        stalled = Driver(tmp_path, "hang nvmlInitWithFlags -1").probe(first_within=0.5)
+        register = await running(Survey(view, dict, probe=stalled), nursery)
+        nursery.cancel_scope.cancel()
+    codes = {each.code for each in register.problems}
+    assert {"ecc-uncorrectable", "driver-stalled"} <= codes
