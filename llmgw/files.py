@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -14,6 +15,8 @@ from llmgw.errors import BadInput, Conflict, LlmgwError, NotFound
 #: Only the owner may read: keys, tokens.
 PRIVATE = 0o600
 PUBLIC = 0o644
+#: What a file system without room says.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
@@ -109,7 +112,13 @@ def _sync(directory: Path) -> None:
         os.close(handle)
 
 
+class NoSpace(LlmgwError):
+    """The file system of a file is full, or its owner's quota is."""
+
+
 def _cannot(verb: str, path: Path, error: OSError) -> LlmgwError:
+    if error.errno in FULL:
+        return NoSpace(f"cannot {verb} {path}: {error.strerror}", remedy="free space on its disk")
     remedies = {
         "PermissionError": f"run as {_owner(path)}, or give this user the right to {verb} it",
         "NotADirectoryError": "a part of this path is a file",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import trio
 from msgspec import structs
 
 from llmgw.errors import LlmgwError
+from llmgw.files import FULL, NoSpace
 from llmgw.node.engines.contents import read_contents
 from llmgw.node.weights import hub, layout
 from llmgw.node.weights.errors import BrokenWeights, DiskFull, FetchFailed
@@ -31,7 +31,6 @@ log = structlog.get_logger(__name__)
 
 #: Files that are brought at the same time: one connection seldom fills a link.
 AT_ONCE = 4
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: A peer has to be worth it: the source itself is still there to be asked.
 _PEER = Patience(seconds=20.0)
 
@@ -92,12 +91,14 @@ class Fetch:
         except FetchFailed:
             raise
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise self._full() from None
             raise FetchFailed(
                 f"{self.source}: the cache {means.root} cannot be used: {error.strerror or error}",
                 remedy="check the agent's `weights` directory",
             ) from None
+        except NoSpace:  # not even for the list of its files
+            raise self._full() from None
         except LlmgwError as error:
             raise FetchFailed(f"{self.source}: {error.what}", remedy=error.remedy) from None
 
@@ -233,7 +234,7 @@ class Fetch:
                 nursery.start_soon(one, client, file)
         if failures:
             error = failures[0]
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if isinstance(error, NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
                 full = self._full()
                 await trio.to_thread.run_sync(self._give_back, manifest)
                 raise full from None
@@ -263,10 +264,11 @@ class Fetch:
 
     def _full(self) -> DiskFull:
         """What a write ran into although there was room before: somebody else took it."""
-        free = layout.free_bytes(self.means.root)
+        free, files = layout.free_bytes(self.means.root), layout.free_files(self.means.root)
+        room = "it can hold no more files" if files == 0 else f"{size(free)} free"
+        left = f" with {size(self.left)} of {size(self.total)} still to fetch" if self.total is not None else ""
         return DiskFull(
-            f"{self.source}: the disk of {self.means.root} is full ({size(free)} free) with {size(self.left)} of "
-            f"{size(self.total or 0)} still to fetch",
+            f"{self.source}: the disk of {self.means.root} is full ({room}){left}",
             remedy="remove weights that nothing needs (`llmgw ctl gc`), or use a larger disk",
         )
 

@@ -117,6 +117,12 @@ def free_bytes(root: Path) -> int:
     return room.f_bavail * room.f_frsize
 
 
+def free_files(root: Path) -> int | None:
+    """How many more files its file system can hold; None where it does not count them. Raises OSError."""
+    room = os.statvfs(root)
+    return room.f_favail if room.f_files else None
+
+
 def drop_partials(root: Path, manifest: Manifest) -> int:
     """Remove what a fetch left unfinished; the bytes that were given back. Never raises."""
     freed = 0

@@ -7,7 +7,7 @@ import json
 import os
 import struct
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -488,6 +488,31 @@ async def test_a_real_disk_that_somebody_else_fills_fails_only_this_fetch(small_
         assert partials(small_disk) == []
         path = await made.bring("hf://org/small", nothing)
         assert (path / "config.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("left", [0, 4096, 8192])
+async def test_a_disk_without_room_for_the_list_itself_is_full_and_no_model_missing(
+    small_disk: Path, hub: Hub, left: int
+) -> None:
+    with (small_disk / "others").open("wb", buffering=0) as file:
+        with suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        file.truncate(file.tell() - left)
+    with pytest.raises(DiskFull, match=r"hf://org/model.* (is full|has 0 B free)"):
+        await bring(small_disk, hub)
+    (small_disk / "others").unlink()
+    hub.files["org/model"] = {"model.safetensors": safetensors(1000), "config.json": b"{}"}
+    await bring(small_disk, hub)
+
+
+async def test_a_disk_that_can_hold_no_more_files_says_that(tmp_path: Path, hub: Hub) -> None:
+    with small_file_system(tmp_path / "disk", "20m,nr_inodes=16") as disk:
+        with suppress(OSError):
+            for number in range(16):
+                (disk / f"other-{number}").touch()
+        with pytest.raises(DiskFull, match="it can hold no more files"):
+            await bring(disk, hub)
 
 
 async def test_two_fetches_are_not_promised_the_same_room(small_disk: Path, hub: Hub) -> None:
