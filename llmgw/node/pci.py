@@ -14,7 +14,7 @@ def gpus(view: View) -> tuple[PciGpu, ...]:
     """NVIDIA GPUs on the bus that this process should find in the driver's list.
 
     One that another driver holds (vfio-pci: given to a virtual machine) is somebody else's, and so is one
-    whose device file is not in this container.
+    whose device file is not in this container. A virtual function is its GPU's, to be given to virtual machines.
     """
     devices = view.at("sys/bus/pci/devices")
     found = []
@@ -25,7 +25,7 @@ def gpus(view: View) -> tuple[PciGpu, ...]:
         if not (files.text(folder / "class") or "").startswith((DISPLAY, ACCELERATOR_3D)):
             continue
         driver = files.real(folder / "driver")
-        if driver is not None and driver.name != "nvidia":
+        if (driver is not None and driver.name != "nvidia") or (folder / "physfn").exists():
             continue
         if not _given(view, name):
             continue
@@ -35,7 +35,8 @@ def gpus(view: View) -> tuple[PciGpu, ...]:
 
 
 def _given(view: View, name: str) -> bool:
-    """Whether the device file of a GPU is here; a driver that says nothing of it counts as yes."""
-    folder = view.at("proc/driver/nvidia/gpus") / name
-    minor = files.fields(files.text(folder / "information")).get("Device Minor", "")
-    return not minor.isdigit() or view.at(f"dev/nvidia{minor}").exists()
+    """Whether a GPU is this process's: its device file is here. One of which the driver says nothing counts as given,
+    but not in a container that has the driver's list mounted over: that holds only what the container was given."""
+    said = view.at("proc/driver/nvidia")
+    minor = files.fields(files.text(said / "gpus" / name / "information")).get("Device Minor", "")
+    return view.at(f"dev/nvidia{minor}").exists() if minor.isdigit() else not said.is_mount()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from llmgw.node.nvml.inventory import PciGpu
 from llmgw.node.pci import gpus
 from llmgw.node.view import View
@@ -37,3 +39,23 @@ def test_a_container_misses_only_the_gpus_it_was_given(tmp_path: Path) -> None:
         machine.write(f"proc/driver/nvidia/gpus/{pci}/information", f"Model: H100\nDevice Minor: \t {minor}")
     machine.write("dev/nvidia1", "")
     assert [gpu.pci for gpu in gpus(View(root=tmp_path))] == ["0000:1c:00.0"]
+
+
+def test_a_containers_own_list_of_gpus_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container's runtime mounts its list of given ones over the driver's; on a whole machine it has a hole."""
+    machine = Machine(tmp_path)
+    for pci in ("0000:1b:00.0", "0000:1c:00.0"):
+        machine.gpu(pci)
+    machine.write("proc/driver/nvidia/gpus/0000:1c:00.0/information", "Device Minor: \t 1")
+    machine.write("dev/nvidia1", "")
+    assert len(gpus(View(root=tmp_path))) == 2
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "proc/driver/nvidia")
+    assert [gpu.pci for gpu in gpus(View(root=tmp_path))] == ["0000:1c:00.0"]
+
+
+def test_virtual_functions_of_a_gpu_are_not_missed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for pci in ("0000:1b:00.0", "0000:1b:00.4"):
+        machine.gpu(pci)
+    (tmp_path / "sys/bus/pci/devices/0000:1b:00.4/physfn").symlink_to(tmp_path / "sys/bus/pci/devices/0000:1b:00.0")
+    assert [gpu.pci for gpu in gpus(View(root=tmp_path))] == ["0000:1b:00.0"]
