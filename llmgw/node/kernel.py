@@ -62,6 +62,8 @@ _mlx5_module = re.compile(r"Port module event\S*: module (\d+), (.*)")
 _aer = re.compile(
     rf"(?:nvidia|mlx5_core|pcieport) {_address}: .*\b(Uncorrect\w+|device recovery failed)", re.IGNORECASE
 )
+#: A bridge tells of the device behind it.
+_aer_of = re.compile(rf"AER: .*\breceived(?: from)?:? {_address}")
 _oom = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")
 _machine_check = re.compile(r"mce: \[Hardware Error\]|EDAC .*\bUE\b|Machine check events logged")
 
@@ -106,7 +108,8 @@ class Reader:
             if _mlx5_health.search(words):
                 return (KernelEvent(at, "mlx5-health", text, pci),)
         if found := _aer.search(text):
-            return (KernelEvent(at, "pcie-error", text, normal_pci(found[1])),)
+            behind = _aer_of.search(text) or found
+            return (KernelEvent(at, "pcie-error", text, normal_pci(behind[1])),)
         if found := _oom.search(text):
             return (KernelEvent(at, "oom-kill", text),)
         if _machine_check.search(text):

@@ -62,6 +62,15 @@ def test_an_xid_of_a_mig_instance_is_its_gpus() -> None:
     assert (event.pci, event.xid) == ("0000:01:00.0", 13)
 
 
+def test_a_pcie_error_is_of_the_device_and_not_of_the_bridge_that_tells_it() -> None:
+    (event,) = heard("pcieport 0000:16:01.0: AER: Uncorrected (Fatal) error received: 0000:17:00.0")
+    assert (event.kind, event.pci) == ("pcie-error", "0000:17:00.0")
+    (event,) = heard("pcieport 0000:16:01.0: AER: Uncorrectable (Fatal) error message received from 0000:18:00.0")
+    assert event.pci == "0000:18:00.0"
+    (event,) = heard("pcieport 0000:16:01.0: AER: device recovery failed")
+    assert event.pci == "0000:16:01.0"
+
+
 def test_an_nvswitchs_error_is_fatal_or_not() -> None:
     events = heard(
         "nvidia-nvswitch3: SXid (PCI:0000:c6:00.0): 12028, Non-fatal, Link 26 egress non-posted PRIV error (First)",

@@ -101,7 +101,9 @@ def clocks(patient: Patient) -> Iterator[Finding]:
 
 @check("gpu.pcie")
 def pcie(patient: Patient) -> Iterator[Finding]:
-    return _all(patient, ("gpu-pcie-width", "gpu-pcie-speed"), "all PCIe links are as wide as their peers'")
+    return _all(
+        patient, ("gpu-pcie-width", "gpu-pcie-speed", "gpu-pcie-error"), "all PCIe links are as wide as their peers'"
+    )
 
 
 @check("gpu.memory")

@@ -353,6 +353,10 @@ def kernel(facts: Facts, now: float) -> Iterator[Symptom]:
         found = Problem(subject=whom, code="gpu-init-failed", grade=Grade.BAD, text=text, remedy="reboot the node")
         yield Symptom(found, clear=MINUTE)
 
+    for event in _recent(facts.events, "pcie-error", now):
+        if (gpu := _by_pci(by_pci, event.pci)) is not None:
+            text, remedy = f"PCIe errors [{event.text[:200]}]", "reseat the GPU; check its slot and riser"
+            yield _bad(gpu, "gpu-pcie-error", text, remedy, Grade.WARN, clear=10 * MINUTE)
     for kind, grade in (("nvswitch-fatal", Grade.BAD), ("nvswitch-error", Grade.NOTE)):
         if latest := next(_recent(facts.events, kind, now), None):
             text = f"an NVSwitch reports {'a fatal' if grade is Grade.BAD else 'an'} error [{latest.text[:200]}]"

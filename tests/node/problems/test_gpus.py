@@ -224,6 +224,12 @@ def test_a_restart_while_the_driver_does_not_answer_clears_no_gpus_problem() -> 
         assert after.problems == ()
 
 
+def test_pcie_errors_of_a_gpu_are_told() -> None:
+    line = "nvidia 0000:1e:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
+    (problem,) = found(facts(view(), events=(KernelEvent(990.0, "pcie-error", line, "0000:1e:00.0"),))).values()
+    assert (problem.subject, problem.code, problem.grade) == ("gpu:GPU-3", "gpu-pcie-error", Grade.WARN)
+
+
 def test_a_fatal_error_of_an_nvswitch_keeps_gpu_shards_away_for_an_hour() -> None:
     line = "nvidia-nvswitch3: SXid (PCI:0000:c6:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
     seen = facts(view(), events=(KernelEvent(990.0, "nvswitch-fatal", line, "0000:c6:00.0"),))
