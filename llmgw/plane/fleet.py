@@ -30,7 +30,7 @@ from llmgw.plane.plan import plan
 from llmgw.plane.rollout import Rollouts
 from llmgw.plane.steps import Plan, enact, told
 from llmgw.plane.store import Store
-from llmgw.plane.store.records import EPOCH, LEARNED, MODELS, NODES, RETIRED, SHARDS, Stored, world_of
+from llmgw.plane.store.records import EPOCH, FLOOR, LEARNED, MODELS, NODES, RETIRED, SHARDS, Stored, world_of
 from llmgw.plane.thinking import Thinking
 from llmgw.plane.world import DEFAULT, Model, Node, Settings, Unplaced, Want, World
 from llmgw.rdma.results import PairResult
@@ -277,7 +277,7 @@ class Fleet:
     async def load(self) -> None:
         """What the store holds, and a new epoch. Nodes are expected back, and nothing is placed before (D3)."""
         values: dict[str, bytes] = {}
-        for prefix in (MODELS, NODES, SHARDS, RETIRED, LEARNED):
+        for prefix in (MODELS, NODES, SHARDS, RETIRED, LEARNED, FLOOR):
             values.update((await self._store.load(prefix)).values)
         await self.events.load(self._store)
         known = (await self._store.load(EPOCH)).values.get(EPOCH, b"0")

@@ -164,7 +164,7 @@ class Places:
                 self._heard(id, generation)
             for (_, id), stray in self._world.strays.items():
                 self._heard(id, stray.status.generation)
-        return max(self._highest.get(replica, 0), self._dropped.get(replica, 0))
+        return max(self._world.floor, self._highest.get(replica, 0), self._dropped.get(replica, 0))
 
     def _heard(self, id: ShardId, generation: int) -> None:
         assert self._highest is not None

@@ -13,6 +13,9 @@ from llmgw.plane.world import ENDED, Shard, Stage, Stray, Unplaced, Want, World
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.facts import ModelName, NodeId, ShardId, ShardState
 
+#: Shards that are no more, of which the generation is kept one by one.
+KEPT = 1024
+
 
 @attrs.frozen
 class Start:
@@ -87,7 +90,16 @@ def enact(world: World, steps: Iterable[Step], now: float, clock: float) -> Worl
                     retired = retired.set(id, known.generation)
     if not changed:
         return world
-    return attrs.evolve(world, shards=shards, strays=strays, retired=retired, version=world.version + 1)
+    retired, floor = _bounded(retired, world.floor)
+    return attrs.evolve(world, shards=shards, strays=strays, retired=retired, floor=floor, version=world.version + 1)
+
+
+def _bounded(retired: Map[ShardId, int], floor: int) -> tuple[Map[ShardId, int], int]:
+    """Where the shards that are no more have become too many, one number stands for those of the lowest generations."""
+    if len(retired) > KEPT:
+        floor = max(floor, sorted(retired.values())[-KEPT - 1])
+        retired = Map({id: generation for id, generation in retired.items() if generation > floor})
+    return retired, floor
 
 
 def told(step: Step, world: World, clock: float) -> Event:

@@ -353,6 +353,7 @@ class World:
     settling_until: float | None = None  # D3: nothing is placed before, unless all have returned
     version: int = 0
     retired: Map[ShardId, int] = Map()  # the highest generation of shards that are no more: the id may come again (D4)
+    floor: int = 0  # no shard that is no more, and is not in `retired`, had a higher generation
     masters_changed: Map[tuple[str, str], float] = Map()  # (from, to) GUIDs -> when: one event a fabric, not a port
     asked: Map[ModelName, float] = Map()  # models that are unloaded when idle -> when one was asked for last
     evidence: Map[tuple[NodeId, NodeId], Evidence] = Map()  # pairs of nodes by name -> the newest bandwidth test

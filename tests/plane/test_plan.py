@@ -9,8 +9,10 @@ import pytest
 from immutables import Map
 from msgspec.structs import replace
 
+from llmgw.plane import steps as steps_module
 from llmgw.plane.plan import plan
 from llmgw.plane.steps import Drain, GiveUp, Start, Step, Stop, enact
+from llmgw.plane.store.records import Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Node, Stage, Stray, Want, World
 from llmgw.wire.agent import Heartbeat
 from llmgw.wire.facts import ModelName, NodeId, ShardId, ShardState
@@ -106,6 +108,24 @@ def test_an_id_that_comes_again_goes_on_with_its_generations() -> None:
     again, steps = settle(wanted(before, model()), 50.0)
     assert words(steps) == ["start tiny-0-0 g2 on n1"]
     assert again.retired == Map()
+
+
+def test_generations_of_what_is_no_more_are_bounded_and_none_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "KEPT", 2)
+    here, given = world(register("n1", threads=8)), set[tuple[str, int]]()
+    for turn in range(12):
+        here, steps = settle(wanted(here, model(f"m{turn % 4}", replicas=1 + turn % 2)), float(turn))
+        for step in steps:
+            if isinstance(step, Start):
+                assert (step.shard.id, step.shard.generation) not in given
+                given.add((step.shard.id, step.shard.generation))
+        assert len(here.retired) <= 2
+        here = world_of(Stored().difference(here)[0], float(turn), CLOCK)
+        here = hear(here, "n1", register("n1", threads=8), float(turn))
+        for shard in here.shards.values():
+            here = hear(here, "n1", status(shard.id, shard.generation, ShardState.FAILED), float(turn))
+    assert len(given) == 18
+    assert here.floor
 
 
 def test_scaling_down_stops_the_worst_first() -> None:

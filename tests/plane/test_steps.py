@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +17,7 @@ from immutables import Map
 from msgspec.structs import replace
 
 from llmgw.plane import operate
+from llmgw.plane import steps as steps_module
 from llmgw.plane.converge import commands
 from llmgw.plane.expiry import expire
 from llmgw.plane.fold import fold
@@ -33,6 +35,12 @@ from tests.plane.worlds import CLOCK, model, profile, register, status
 RULES = Settings(believe=100.0)
 NAMES = ("n1", "n2", "n3", "n4")
 GPUS, THREADS = 2, 4
+
+
+@pytest.fixture(autouse=True)
+def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of most shards that are no more only the highest generation of all is known."""
+    monkeypatch.setattr(steps_module, "KEPT", 2)
 
 
 def an_engine(gpus: int, threads: int, args: str, nodes: int) -> Profile:
@@ -237,7 +245,7 @@ class Planner(RuleBasedStateMachine):
             serving = {
                 r.id
                 for r in replicas(before.shards.values())
-                if r.model == name and r.runs and r.ready and set(r.nodes) <= reachable
+                if r.model == name and r.runs and r.ready and not r.broken and set(r.nodes) <= reachable
             }
             left = [r for r in replicas(after.shards.values()) if r.id in serving and r.runs and r.ready]
             assert len(left) >= min(len(serving), wanted.replicas - 1)

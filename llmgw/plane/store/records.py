@@ -23,6 +23,7 @@ S = TypeVar("S")
 #: The prefixes under which the world lies; events and certificates have their own.
 MODELS, NODES, SHARDS, RETIRED = "models/", "nodes/", "shards/", "retired/"
 LEARNED = "learned/"
+FLOOR = "floor/generation"
 EPOCH = "plane/epoch"
 
 
@@ -148,6 +149,8 @@ class Stored:
             look(LEARNED + name, learned, learned, lambda learned=learned: learned)  # type: ignore[misc]
         for id, generation in world.retired.items():
             look(RETIRED + id, generation, generation, lambda generation=generation: generation)  # type: ignore[misc]
+        if world.floor:
+            look(FLOOR, world.floor, world.floor, lambda: world.floor)
         return puts, tuple(key for key in self._bytes if key not in seen), seen
 
     def written(self, puts: Mapping[str, bytes], deletes: Iterable[str], seen: dict[str, object]) -> None:
@@ -186,6 +189,7 @@ def world_of(values: Mapping[str, bytes], now: float, clock: float) -> World:
     Raises Conflict for a record that cannot be read: guessing at placements could make two of one shard.
     """
     models, nodes, shards, retired, learned = {}, {}, {}, {}, {}
+    floor = _read(FLOOR, values[FLOOR], int) if FLOOR in values else 0
     for key, value in values.items():
         if key.startswith(MODELS):
             model = _read(key, value, Model)
@@ -205,6 +209,7 @@ def world_of(values: Mapping[str, bytes], now: float, clock: float) -> World:
         models=Map(models),
         shards=Map(shards),
         retired=Map(retired),
+        floor=floor,
         learned=Map(learned),
         version=1,
     )
@@ -261,6 +266,7 @@ def _read(key: str, value: bytes, kind: type[S]) -> S:
 
 __all__ = [
     "EPOCH",
+    "FLOOR",
     "LEARNED",
     "MODELS",
     "NODES",
