@@ -40,6 +40,22 @@ def belonging(record: Record) -> dict[int, Seen]:
     return processes.members(record.pid, record.started, everybody, of_scope=scope, marked=marked)
 
 
+def remaining(record: Record, known: dict[int, Seen]) -> dict[int, Seen]:
+    """Every living process of a run, with those that were `known` to be of it and their children; `known` grows.
+
+    Of a worker with a session of its own that wrote over its environment only its parent tells, while that lives.
+    """
+    known |= belonging(record)
+    everybody = processes.everyone()
+    ours = [pid for pid, seen in known.items() if pid in everybody and _same(everybody[pid], seen)]
+    known |= processes.members(0, 1 << 62, everybody, marked=ours)
+    return {pid: everybody[pid] for pid in known if pid in everybody and _same(everybody[pid], known[pid])}
+
+
+def _same(now: Seen, before: Seen) -> bool:
+    return now.alive and now.started == before.started
+
+
 async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[int | None, int | None]:
     """End every process of a run; when none is left, the first one's (exit code, signal) if it was our child.
 
@@ -48,16 +64,17 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
     What even that does not end (a process inside the kernel, waiting for a device, or one that became another user's)
     is told to `stubborn` and waited for, for ever.
     """
-    members = await trio.to_thread.run_sync(belonging, record)
+    known: dict[int, Seen] = {}
+    members = await trio.to_thread.run_sync(remaining, record, known)
     if grace > 0 and record.pid and any(seen.group == record.pid for seen in members.values()):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(record.pid, signal.SIGTERM)
         with trio.move_on_after(grace):
             while members:
                 await _ended(members)
-                members = await trio.to_thread.run_sync(belonging, record)
+                members = await trio.to_thread.run_sync(remaining, record, known)
     pause, spared, since = 1.0, True, trio.current_time()
-    while members := await trio.to_thread.run_sync(belonging, record):
+    while members := await trio.to_thread.run_sync(remaining, record, known):
         tidying = {pid for pid in members if spared and _tidying(pid)}
         for seen in members.values():
             if seen.pid not in tidying:
@@ -66,7 +83,7 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
             await _ended(members)
         spared = False
         if waiting.cancelled_caught and not tidying:
-            left = await trio.to_thread.run_sync(belonging, record)
+            left = await trio.to_thread.run_sync(remaining, record, known)
             if left:
                 late = trio.current_time() - since >= _DIES_WITHIN
                 stubborn(f"these processes do not end even by SIGKILL: {_named(left)}" if late else "")

@@ -61,6 +61,7 @@ class Logs:
         """The file for a new run. What lies there of an older run of the same name stays above it."""
         path = self.path(shard, run)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        os.utime(path.parent)  # so that `forget` leaves it alone
         path.with_suffix(".end").unlink(missing_ok=True)
         return path
 
@@ -79,7 +80,8 @@ class Logs:
         """Remove the logs of shards that have written nothing for so many seconds and have no run that goes on."""
         for folder in self._folders():
             runs = list(self._runs(folder))
-            newest = max((self._written(folder / f"{run}.log") for run in runs), default=0.0)
+            # The folder itself counts: a run that begins just now has no file in it yet.
+            newest = max(self._written(folder), *(self._written(folder / f"{run}.log") for run in runs), 0.0)
             going_on = any(not (folder / f"{run}.end").exists() for run in runs)
             if not going_on and time.time() - newest > older_than:
                 shutil.rmtree(folder, ignore_errors=True)

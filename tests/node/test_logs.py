@@ -165,6 +165,17 @@ def test_the_logs_of_a_shard_long_gone_go_too(logs: Logs, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_of_a_run_that_begins_just_now_stays(logs: Logs) -> None:
+    """The old ones are removed while shards start: between the folder and the engine's file there is a moment."""
+    for run in (1, 2):
+        path = logs.begin(SHARD, RunName(run))
+        logs.forget()
+        path.write_bytes(b"first\n")
+        logs.end(SHARD, RunName(run), RunEnd())
+        for old in (path, path.parent):
+            os.utime(old, (0, 0))
+
+
 def test_a_hole_cannot_be_punched_into_what_is_no_file() -> None:
     reading, writing = os.pipe()
     with pytest.raises(OSError, match=os.strerror(errno.ESPIPE)):

@@ -99,6 +99,27 @@ async def test_a_process_that_ignores_sigterm_and_a_child_that_left_its_session_
         assert all((seen := processes.look(pid)) is None or not seen.alive for pid in everyone)
 
 
+#: Its worker has a session of its own and nothing in its environment: only its parent tells whose it is.
+NAMELESS = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
+time.sleep(600)
+"""
+
+
+async def test_a_worker_that_only_its_parent_tells_of_is_ended_though_the_parent_goes_first(tmp_path: Path) -> None:
+    async with running(shards(tmp_path)) as told:
+        told.shards.start(order(engine="python", env={"PROGRAM": NAMELESS}, grace=2.0))
+        await told.until(READY)
+        record = told.shards._book.lives[SHARD].record
+        assert record is not None
+        await until(lambda: len(ending.belonging(record)) == 2)
+        everyone = ending.belonging(record)
+        told.shards.stop(StopShard(shard=SHARD, generation=1))
+        await told.until(STOPPED)
+        assert all((seen := processes.look(pid)) is None or not seen.alive for pid in everyone)
+
+
 async def test_a_newer_generation_replaces_the_older_after_stopping_it(tmp_path: Path) -> None:
     async with running(shards(tmp_path)) as told:
         told.shards.start(order(1))
