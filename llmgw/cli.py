@@ -11,13 +11,14 @@ from pathlib import Path
 import click
 
 from llmgw import __version__
-from llmgw.errors import LlmgwError
+from llmgw.commands import Group
+from llmgw.errors import BadInput, LlmgwError
 
 #: What a shell says of a program that Ctrl-C has ended, and what click says of one whose reader went away.
 INTERRUPTED, BROKEN_PIPE = 130, 1
 
 
-class Lazy(click.Group):
+class Lazy(Group):
     """A group whose commands are imported when they are asked for: one must not wait for what another needs."""
 
     def __init__(self, *, lazy: Mapping[str, str], **settings: object) -> None:
@@ -82,13 +83,24 @@ def node(args: Sequence[str] | None = None) -> int:
 
 def call(command: click.Command, name: str, args: Sequence[str] | None = None) -> int:
     """Run a command; what went wrong as a line on stderr and an exit status. Only a defect ends in a traceback."""
+    given = sys.argv[1:] if args is None else list(args)
     try:
-        status = command.main(args=args, prog_name=name, standalone_mode=False)
+        _readable(given)
+        status = command.main(args=given, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         return _status(unwrapped(error), name)
     # A command may leave with a status of its own; what else it returns is its own affair.
     return status if isinstance(status, int) else 0
+
+
+def _readable(args: Sequence[str]) -> None:
+    """Raise BadInput for an argument whose bytes are no text: it could be written nowhere, not even into an error."""
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            raise BadInput(f"the argument {os.fsencode(arg)!r} is not UTF-8 text") from None
 
 
 def unwrapped(error: BaseException) -> BaseException:

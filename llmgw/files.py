@@ -40,11 +40,13 @@ def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
 
 
 def read_whole(path: Path, what: str = "", remedy: str = "") -> bytes:
-    """A file's bytes. Raises NotFound with `remedy` when it is not there, LlmgwError when it cannot be read."""
+    """A file's bytes. Raises NotFound with `remedy` when it is not there, LlmgwError when it is none or unreadable."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"{path} is missing" + (f" ({what})" if what else ""), remedy=remedy) from None
+    except IsADirectoryError:
+        raise BadInput(f"{path} is a directory, where a file is due" + (f" ({what})" if what else "")) from None
     except OSError as error:
         raise _cannot("read", path, error) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -133,6 +134,22 @@ def _raising(error: BaseException) -> click.Command:
         raise error
 
     return click.Command("x", callback=body)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("llmgw", ["ctl", "label", "gpu-01"]),
+        ("llmgw", ["ctl", "why"]),
+        ("llmgw", ["ctl", "apply", "-f"]),
+        ("plane", ["init", "--host"]),
+        ("node", ["join"]),
+    ],
+)
+def test_an_argument_that_is_no_text_is_refused_whoever_gets_it(name: str, args: list[str]) -> None:
+    done = program(name, *args, os.fsdecode(b"rack=\xff"))
+    assert done.returncode == 2
+    assert done.stderr.endswith(": the argument b'rack=\\xff' is not UTF-8 text\n")
 
 
 def test_errors_in_groups_of_one_come_out_bare(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import click
 
 from llmgw.ctl.complete import node_names
+from llmgw.ctl.naming import segment
 from llmgw.ctl.running import output, pretty, run
 
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ def doctor(node: str, only: tuple[str, ...], output: str) -> None:
     Exit status 0 when all passed, 1 with warnings, 2 with failures.
     """
 
+    path = f"doctor/{segment(node)}"
+
     async def act(plane: Plane) -> int:
         from llmgw.ctl import nodetables
         from llmgw.ctl.show import console
         from llmgw.wire.api import DoctorView
 
-        answer = await plane.get(f"doctor/{quote(node, safe='')}", {"only": ",".join(only)}, within=_WITHIN)
+        answer = await plane.get(path, {"only": ",".join(only)}, within=_WITHIN)
         reply = answer.read(DoctorView)
         if output == "json":
             pretty(answer.data)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import click
 
 from llmgw.ctl.complete import node_names
+from llmgw.ctl.naming import segment
 from llmgw.ctl.running import output, pretty, run
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _fleet(
 def _history(nodes: tuple[str, ...], output: str) -> None:
     if len(nodes) not in (0, 2):
         raise click.UsageError("name two nodes, or none for the newest result of every pair")
-    path = "/".join(["fabric-test", *(quote(node, safe="") for node in nodes)])
+    path = "/".join(["fabric-test", *(segment(node) for node in nodes)])
 
     async def act(plane: Plane) -> None:
         from llmgw.ctl import fabrictables

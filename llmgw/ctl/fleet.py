@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmgw.ctl.complete import model_names
+from llmgw.ctl.naming import segment
 from llmgw.ctl.running import output, pretty, run, show, watched
 
 if TYPE_CHECKING:
@@ -65,11 +66,9 @@ def problems(output: str, watch: float | None) -> None:
 @watched
 def why(model: str, output: str, watch: float | None) -> None:
     """Why a model has fewer replicas than wanted: per node, and the smallest change that would help."""
-    from urllib.parse import quote
-
     from llmgw.ctl import tables
 
-    show(f"why/{quote(model, safe='')}", tables.why, output=output, watch=watch)
+    show(f"why/{segment(model, slashes=True)}", tables.why, output=output, watch=watch)
 
 
 @click.command()

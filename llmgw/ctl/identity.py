@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import click
 
-from llmgw.ctl.naming import OrderedGroup
+from llmgw.ctl.naming import OrderedGroup, segment
 from llmgw.ctl.running import output, pretty, run, show, watched
 
 if TYPE_CHECKING:
@@ -67,10 +66,12 @@ def list_tokens(output: str, watch: float | None) -> None:
 def revoke(id: str, output: str) -> None:
     """End a token before it was used."""
 
+    path = f"tokens/{segment(id)}"
+
     async def act(plane: Plane) -> None:
         from llmgw.wire.api import DoneReply
 
-        answer = await plane.delete(f"tokens/{quote(id, safe='')}")
+        answer = await plane.delete(path)
         if output == "json":
             pretty(answer.data)
         else:

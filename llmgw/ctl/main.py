@@ -19,7 +19,7 @@ from llmgw.ctl import (
     weights,
     whatif,
 )
-from llmgw.ctl.naming import OrderedGroup
+from llmgw.ctl.naming import Ctl
 
 _STATUS = """\b
 Exit status:
@@ -37,7 +37,7 @@ Exit status:
 """
 
 
-@click.group(cls=OrderedGroup, name="ctl", epilog=_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Ctl, name="ctl", epilog=_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--plane", metavar="URL", help="The plane's admin address, https://HOST:PORT. [LLMGW_PLANE]")
 @click.option("--token-file", metavar="FILE", help="An administrator's token. [LLMGW_TOKEN_FILE, LLMGW_TOKEN]")
 @click.option("--cert", metavar="FILE", help="An administrator's key and certificate (PEM). [LLMGW_CERT]")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import click
 
 from llmgw.ctl.complete import model_names, replica_names, revision_names
+from llmgw.ctl.naming import segment
 from llmgw.ctl.running import done, output, show, watched
 
 MODEL = click.argument("model", shell_complete=model_names)
@@ -22,7 +21,7 @@ def replica(name: str, output: str, watch: float | None) -> None:
     """
     from llmgw.ctl import modeltables
 
-    show(f"replicas/{quote(name, safe='')}", modeltables.replica, output=output, watch=watch)
+    show(f"replicas/{segment(name, slashes=True)}", modeltables.replica, output=output, watch=watch)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, and refused as one
@@ -57,7 +56,7 @@ def history(model: str, output: str, watch: float | None) -> None:
 
 
 def _path(model: str, verb: str) -> str:
-    return f"models/{quote(model, safe='')}/{verb}"
+    return f"models/{segment(model, slashes=True)}/{verb}"
 
 
 COMMANDS = (replica, history, scale, rollback)

@@ -1,16 +1,44 @@
-"""Groups of commands: in the order in which they were added, and `node NAME`."""
+"""Names on the command line: groups of commands, `node NAME`, and names that become a part of an address."""
 
 from __future__ import annotations
+
+from urllib.parse import quote
 
 import click
 import click.shell_completion
 
+from llmgw.commands import Group
 
-class OrderedGroup(click.Group):
+
+def segment(name: str, *, slashes: bool = False) -> str:
+    """A name as one step of an address; models, replicas and logs may have `slashes` in theirs.
+
+    Raises BadParameter for what no name can be, such as the nothing of a variable that was not set: it would lead to
+    another address.
+    """
+    if name in ("", ".", "..") or ("/" in name and not slashes):
+        raise click.BadParameter(f"{name!r} cannot be a name")
+    return quote(name, safe="")
+
+
+class OrderedGroup(Group):
     """Lists its commands as they were added, not by the alphabet: what is asked most comes first."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+
+class Ctl(OrderedGroup):
+    """`llmgw ctl`: its own options say which plane is meant, and stand before the command."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            option = error.option_name
+            if any(option in param.opts for param in self.params):
+                error.message = f"{option} stands before the command: {ctx.command_path} {option} ..."
+            raise
 
 
 class NodeGroup(OrderedGroup):

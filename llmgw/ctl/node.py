@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from urllib.parse import quote
 
 import click
 
 from llmgw.ctl.complete import node_names
-from llmgw.ctl.naming import NodeGroup
+from llmgw.ctl.naming import NodeGroup, segment
 from llmgw.ctl.running import complain, done, output, show, watched
 from llmgw.errors import BadInput
 
@@ -27,7 +26,7 @@ def show_node(name: str, output: str, watch: float | None) -> None:
     """Everything the plane knows of a node, on one screen."""
     from llmgw.ctl import nodetables
 
-    show(f"nodes/{quote(name, safe='')}", nodetables.node, output=output, watch=watch)
+    show(f"nodes/{segment(name)}", nodetables.node, output=output, watch=watch)
 
 
 @node.command()
@@ -136,7 +135,7 @@ def _seconds(text: str, option: str) -> float:
 
 
 def _path(name: str, verb: str) -> str:
-    return f"nodes/{quote(name, safe='')}/{verb}"
+    return f"nodes/{segment(name)}/{verb}"
 
 
 def _sure(question: str, yes: bool) -> None:

@@ -88,14 +88,17 @@ def _places(
             raise NotFound(f"{directory} is no plane's directory: it holds no {SETTINGS_FILE}")
         yield _plane_directory(directory)
     config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "llmgw" / "ctl.toml"
-    if config.is_file():
+    if _there(config):
         yield _config(config)
-    try:
-        ours = (local / SETTINGS_FILE).is_file()
-    except OSError:
-        ours = False  # a directory that this user may not look into
-    if directory is None and ours:
+    if directory is None and _there(local / SETTINGS_FILE):
         yield _plane_directory(local)
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # in a directory that this user may not look into
 
 
 def _plane_directory(directory: Path) -> Given:
@@ -165,17 +168,18 @@ def _plain(token: str) -> str:
 
 def _address(url: str) -> str:
     """The plane's address, checked. Plain http is for the insecure mode of tests, on loopback alone."""
-    text = url if "://" in url else f"https://{url}"
+    bare = "://" not in url
     try:
-        parts = urlsplit(text)
-        host, _ = parts.hostname, parts.port
+        parts = urlsplit(f"https://{url}" if bare else url)
+        host, port = parts.hostname, parts.port
     except ValueError as error:
         raise BadInput(f"{url!r} is no address of a plane: {error}", remedy="write https://HOST:PORT") from None
-    if parts.scheme not in ("https", "http") or not host or parts.path.strip("/"):
+    odd = any(c.isspace() or not c.isprintable() for c in url)
+    if parts.scheme not in ("https", "http") or not host or parts.path.strip("/") or odd:
         raise BadInput(f"{url!r} is no address of a plane", remedy="write https://HOST:PORT")
     if parts.scheme == "http" and host not in ("localhost", "127.0.0.1", "::1"):
         raise BadInput(f"{url!r} would send the token in the clear", remedy="write https://")
-    return f"{parts.scheme}://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc}" + (f":{ADMIN_PORT}" if bare and port is None else "")
 
 
 def _path(text: str | None) -> Path | None:

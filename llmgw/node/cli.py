@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from llmgw import __version__
+from llmgw.commands import Group
 from llmgw.node.doctor.command import doctor
 
 _config = click.option("--config", type=click.Path(path_type=Path), help="node.toml; else /etc/llmgw, else --dir.")
@@ -15,7 +16,7 @@ _directory = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="llmgw-node")
 def node() -> None:
     """The agent of llmgw: it runs engines on this machine for a plane."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from llmgw import __version__
+from llmgw.commands import Group
 
 _config = click.option("--config", type=click.Path(path_type=Path), help="plane.toml; else /etc/llmgw, else --dir.")
 _directory = click.option(
@@ -14,7 +15,7 @@ _directory = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="llmgw-plane")
 def plane() -> None:
     """The control plane of llmgw: it places models on nodes and relays requests to them."""

@@ -78,6 +78,8 @@ def test_the_users_own_file_comes_before_this_machines_plane(tmp_path: Path) -> 
         ({"LLMGW_PLANE": "https://x:port", "LLMGW_TOKEN": "t"}, BadInput, "no address"),
         ({"LLMGW_PLANE": "https://x/y", "LLMGW_TOKEN": "t"}, BadInput, "no address"),
         ({"LLMGW_PLANE": "https://", "LLMGW_TOKEN": "t"}, BadInput, "no address"),
+        ({"LLMGW_PLANE": "https://a b", "LLMGW_TOKEN": "t"}, BadInput, "no address"),
+        ({"LLMGW_PLANE": "https://a\udcff", "LLMGW_TOKEN": "t"}, BadInput, "no address"),
         ({"LLMGW_PLANE": "https://x:1", "LLMGW_TOKEN_FILE": "/nowhere/t"}, NotFound, "/nowhere/t is missing"),
         ({"LLMGW_PLANE": "https://x:1", "LLMGW_TOKEN": "two words"}, BadInput, "is no token"),
         ({"LLMGW_PLANE": "https://x:1", "LLMGW_TOKEN": "bad\nthing"}, BadInput, "is no token"),
@@ -88,6 +90,19 @@ def test_what_is_missing_or_wrong_is_said(
 ) -> None:
     with pytest.raises(error, match=words):
         found(tmp_path, env=env)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("plane.example", "https://plane.example:7444"),
+        ("plane.example:1", "https://plane.example:1"),
+        ("[fd00::1]", "https://[fd00::1]:7444"),
+        ("https://plane.example", "https://plane.example"),
+    ],
+)
+def test_a_bare_name_is_a_planes_machine(tmp_path: Path, given: str, url: str) -> None:
+    assert found(tmp_path, env={"LLMGW_PLANE": given, "LLMGW_TOKEN": "t"}).url == url
 
 
 def test_a_directory_that_is_no_planes(tmp_path: Path) -> None:
@@ -103,6 +118,10 @@ def test_a_misspelt_key_of_the_users_file_is_named(tmp_path: Path) -> None:
         found(tmp_path)
     config.write_text("plane = [\n")
     with pytest.raises(BadInput, match="cannot be read"):
+        found(tmp_path)
+    config.unlink()
+    config.mkdir()
+    with pytest.raises(BadInput, match=r"ctl\.toml is a directory, where a file is due"):
         found(tmp_path)
 
 
