@@ -153,8 +153,13 @@ def _keys(
     else:
         by, groups = "gpu", near(Side(node, ports, facts.gpus), ports)
     if groups:
+        # Where one node has more next to a GPU than another, nothing tells which of them is the rail: never the same.
         keys = {
-            (port.device, port.number): (by, place, at)
+            (port.device, port.number): (
+                by if by == "label" or len(there) == 1 else f"gpu, one of {len(there)}",
+                place,
+                at,
+            )
             for place, there in groups.items()
             for at, port in enumerate(there)
         }

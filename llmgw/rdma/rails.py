@@ -8,6 +8,7 @@ nothing but a guess would pair them, the answer is a refusal. Pure.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -120,7 +121,9 @@ def _pair_kind(a: Side, left: list[Port], b: Side, right: list[Port], words: str
             for port in ports:
                 if port.device not in {p.device for group in groups.values() for p in group}:
                     notes.append(f"{side.name} {port.device}/{port.number} is near no GPU: not taken for a rail")
-        return _match(a, near_a, b, near_b, "gpu", "GPU", notes), notes, ""
+        doubt = _doubtful(a, near_a, b, near_b)
+        rails = _match(a, near_a, b, near_b, "gpu", "GPU", notes)
+        return rails, notes + doubt, "" if rails else "; ".join(doubt)
     if len(left) != len(right):
         counts = f"{a.name} has {len(left)} {words} ports and {b.name} has {len(right)}"
         nets_a, nets_b = _subnets(left), _subnets(right)
@@ -151,6 +154,32 @@ def near(side: Side, ports: Sequence[Port]) -> dict[int, list[Port]]:
         if near and (len(near) < len(ordered) or len(ordered) == 1):
             groups.setdefault(min(near), []).append(port)
     return groups
+
+
+def _doubtful(a: Side, left: dict[int, list[Port]], b: Side, right: dict[int, list[Port]]) -> list[str]:
+    """Takes out of both what nothing but a guess would pair: next to one GPU, alike, and not as many on both nodes.
+
+    What is unlike everything on the other node has no partner, whatever its place (a storage adapter next to a GPU).
+    """
+    notes: list[str] = []
+    for place in [place for place in left if len(left[place]) != len(right.get(place, left[place]))]:
+        ours, theirs = Counter(map(_kind, left[place])), Counter(map(_kind, right[place]))
+        doubt = {kind for kind in ours & theirs if ours[kind] != theirs[kind]}
+        if doubt:
+            names = " and ".join(
+                f"{side.name} {', '.join(port.device for port in ports[place] if _kind(port) in doubt)}"
+                for side, ports in ((a, left), (b, right))
+            )
+            notes.append(f"which of {names} (GPU {place}) are one rail cannot be told: set rail labels")
+        for ports, others in ((left, theirs), (right, ours)):
+            # In one order of kinds on both nodes, those first that the other one has as well.
+            known = sorted((port for port in ports[place] if _kind(port) not in doubt), key=_kind)
+            ports[place] = sorted(known, key=lambda port: _kind(port) not in others)
+    return notes
+
+
+def _kind(port: Port) -> tuple[str, str]:
+    return port.hca_type, port.board
 
 
 def _subnets(ports: Sequence[Port]) -> dict[str, list[Port]]:

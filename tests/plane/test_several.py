@@ -200,6 +200,30 @@ def test_more_rails_than_a_node_has_are_too_few() -> None:
     ]
 
 
+def test_a_second_adapter_next_to_a_gpu_of_one_node_is_not_guessed_to_be_the_rail() -> None:
+    """A storage adapter that nobody declared, on the same fabric, before the rail in PCI order (RA01)."""
+    cards = {
+        name: tuple(replace(gpu, uuid=f"{name}-{gpu.index}") for gpu in gpus(2, node=name)) for name in ("n1", "n2")
+    }
+    extra = ib(9, fabric="red", pci="0000:01:00.0", nearest_gpus=("n2-1",))
+    here = world(
+        *(
+            railed(
+                name,
+                *(ib(n, fabric="red", nearest_gpus=(f"{name}-{n}",)) for n in range(2)),
+                *([extra] if name == "n2" else []),
+                gpu=cards[name],  # type: ignore[arg-type]
+            )
+            for name in ("n1", "n2")
+        )
+    )
+    assert nodes(here, wanted(2, gpus=2)) == ()
+    assert any(
+        "in the nodes' configuration which are the same" in reason.text for reason in refused(here, wanted(2, gpus=2))
+    )
+    assert [member.rdma for member in chosen(here, wanted(2, gpus=2, rails=1)).members] == [("mlx5_0:1",)] * 2
+
+
 def test_rails_are_the_same_by_gpu_and_pci_order_never_by_name() -> None:
     """An extra adapter called mlx5_3 shifts the names on one node (RA01)."""
     near = gpus(4, node="n")

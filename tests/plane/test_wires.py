@@ -51,7 +51,11 @@ def test_else_the_gpu_next_to_it_by_pci_order() -> None:
         ib(2, fabric="red", nearest_gpus=("GPU-n1-1",)),
         gpu=cards,  # type: ignore[arg-type]
     )
-    assert keys(made) == {"mlx5_1": ("gpu", 0, 0), "mlx5_2": ("gpu", 0, 1), "mlx5_0": ("gpu", 1, 0)}
+    assert keys(made) == {
+        "mlx5_1": ("gpu, one of 2", 0, 0),
+        "mlx5_2": ("gpu, one of 2", 0, 1),
+        "mlx5_0": ("gpu", 1, 0),
+    }
 
 
 def test_else_the_subnet_or_the_place_in_pci_order() -> None:

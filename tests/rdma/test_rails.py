@@ -30,6 +30,31 @@ def test_an_extra_storage_adapter_shifts_nothing() -> None:
     assert any("mlx5_3/1 is near no GPU" in note for note in pairing.notes)
 
 
+def test_a_storage_adapter_next_to_a_gpu_is_told_by_its_kind() -> None:
+    a = side("a", *(at(f"mlx5_{n}", n + 16, n) for n in range(4)), gpu_count=4)
+    storage = at("mlx5_3", 0x12, 3, hca_type="MT4123", board="MT_0000000223")
+    b = side("b", *(at(f"mlx5_{n}", n + 16, n) for n in range(3)), storage, at("mlx5_4", 0x13, 3), gpu_count=4)
+    assert devices(pair(a, b)) == [
+        ("mlx5_0", "mlx5_0"),
+        ("mlx5_1", "mlx5_1"),
+        ("mlx5_2", "mlx5_2"),
+        ("mlx5_3", "mlx5_4"),
+    ]
+    assert sorted(devices(pair(b, a)))[-1] == ("mlx5_4", "mlx5_3")
+    assert "b mlx5_3/1 (GPU 3) has no partner on a: not tested" in pair(a, b).notes
+
+
+def test_of_two_alike_next_to_a_gpu_none_is_guessed_to_be_the_rail() -> None:
+    a = side("a", *(at(f"mlx5_{n}", n + 16, n) for n in range(2)), gpu_count=2)
+    b = side("b", at("mlx5_0", 16, 0), at("mlx5_1", 17, 1), at("mlx5_2", 18, 1), gpu_count=2)
+    pairing = pair(a, b)
+    assert devices(pairing) == [("mlx5_0", "mlx5_0")]
+    words = "which of a mlx5_1 and b mlx5_1, mlx5_2 (GPU 1) are one rail cannot be told: set rail labels"
+    assert words in pairing.notes
+    alone = pair(side("a", at("x", 1, 0), gpu_count=2), side("b", at("y", 1, 0), at("z", 2, 0), gpu_count=2))
+    assert (alone.rails, "set rail labels" in alone.refusal) == ((), True)
+
+
 def test_labels_win_over_everything() -> None:
     a = side("a", at("x0", 1, rail=1), at("x1", 2, rail=0))
     b = side("b", at("y0", 1, rail=0), at("y1", 2, rail=1))
