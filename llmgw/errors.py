@@ -82,6 +82,10 @@ class TimedOut(LlmgwError):
 
 
 class Failed(LlmgwError):
-    """The node did what was asked, and it failed there; the words are the node's."""
+    """The node did what was asked, and it failed there; the words are the node's, and so is the code in `said`."""
 
     exit_status, code, http_status = 8, "failed", 502
+
+    def __init__(self, what: str, *, remedy: str = "", said: str = "") -> None:
+        super().__init__(what, remedy=remedy)
+        self.said = said

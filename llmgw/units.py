@@ -52,6 +52,8 @@ def _finite(seconds: float, text: str) -> float:
 
 def format_duration(seconds: float) -> str:
     """A duration at a glance, in its two largest units: "29d 4h", "1h 30m", "4.2s"."""
+    if not math.isfinite(seconds):
+        return f"{seconds} seconds"
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 10:

@@ -25,13 +25,19 @@ def events(follow: bool, limit: int, node: str, output: str) -> None:
     """What happened, oldest first; with -o json -f one event a line."""
 
     async def act(plane: Plane) -> None:
+        from llmgw.ctl.watch import while_read
+        from llmgw.wire.api import EventsReply
+
         answer = await plane.get("events", {"limit": limit, "node": node})
         if output == "json" and not follow:
             pretty(answer.data)
             return
         latest = _show(answer, output)
-        while follow:
-            latest = await _next(plane, latest, node, output)
+        if not (follow or answer.read(EventsReply).events):
+            click.echo(f"no event of {node} is kept" if node else "nothing has happened yet")
+        with while_read():
+            while follow:
+                latest = await _next(plane, latest, node, output)
 
     run(act, output=output)
 

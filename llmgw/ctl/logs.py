@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import click
 
 from llmgw.ctl.complete import node_names, source_names
+from llmgw.ctl.naming import segment
 from llmgw.ctl.running import complain, output, pretty, run
 
 if TYPE_CHECKING:
@@ -28,13 +28,16 @@ _RETRY = 2.0
 @output
 def logs(node: str, source: str, follow: bool, lines: int, which: str, output: str) -> None:
     """Show a log of a node: its agent's, or that of SOURCE, a shard there."""
-    path = f"logs/{quote(node, safe='')}/{quote(source, safe='')}"
+    path = f"logs/{segment(node)}/{segment(source, slashes=True)}"
 
     async def act(plane: Plane) -> None:
+        from llmgw.ctl.watch import while_read
+
         answer = await plane.get(path, {"lines": lines, "run": which})
         cursor = _show(answer, output, follow, first=True)
-        while follow:
-            cursor = await _next(plane, path, which, cursor, output) or cursor
+        with while_read():
+            while follow:
+                cursor = await _next(plane, path, which, cursor, output) or cursor
 
     run(act, output=output)
 

@@ -45,12 +45,19 @@ class Column:
     prose: bool = False
 
 
+class _Console(Console):
+    """A reader that goes away is for whoever runs the command to take: rich would end the program with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(*, error: bool = False) -> Console:
     """Where people read: the terminal's width there, no width at all in a pipe."""
     stream = sys.stderr if error else sys.stdout
     if stream.isatty():
-        return Console(file=stream, highlight=False)
-    return Console(file=stream, highlight=False, no_color=True, width=_ENDLESS)
+        return _Console(file=stream, highlight=False)
+    return _Console(file=stream, highlight=False, no_color=True, width=_ENDLESS)
 
 
 def columns(heads: Sequence[Column], rows: Iterable[Sequence[Cell]], *, nothing: str, width: int) -> RenderableType:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import os
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import click
 import trio
@@ -21,12 +25,33 @@ Paint = Callable[[Answer, int], RenderableType]
 
 async def watching(ask: Ask, paint: Paint, output: str, seconds: float) -> None:
     """Ask and show for ever. A plane that does not answer is said so and asked again; other errors are raised."""
-    if output == "json":
-        await _lines(ask, seconds)
-    elif console().is_terminal:
-        await _screen(ask, paint, seconds)
-    else:
-        await _pages(ask, paint, seconds)
+    with while_read():
+        if output == "json":
+            await _lines(ask, seconds)
+        elif console().is_terminal:
+            await _screen(ask, paint, seconds)
+        else:
+            await _pages(ask, paint, seconds)
+
+
+@contextmanager
+def while_read() -> Iterator[None]:
+    """The block, ended when nobody reads our output any more: else `events -f | grep -m 1 lost` waits for one more."""
+    with trio.CancelScope() as scope:
+        trio.lowlevel.spawn_system_task(_unread, scope)
+        yield
+
+
+async def _unread(scope: trio.CancelScope) -> None:
+    try:
+        handle = sys.stdout.fileno()
+        if not stat.S_ISFIFO(os.fstat(handle).st_mode):
+            return
+    except (OSError, ValueError):
+        return  # closed, or no file at all
+    # Of a pipe's end that is written the kernel tells nothing but that the other end is gone.
+    await trio.lowlevel.wait_readable(handle)
+    scope.cancel()
 
 
 async def _lines(ask: Ask, seconds: float) -> None:

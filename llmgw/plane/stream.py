@@ -319,11 +319,9 @@ class AgentStream:
                 raise refusal("protocol", "a part inside a part")
 
 
-_FAILURES: dict[str, type[Failed] | type[TooOld]] = {"unsupported": TooOld}
-
-
 def _failed(node: str, words: str, code: str) -> Failed | TooOld:
-    return _FAILURES.get(code, Failed)(f"{node}: {words}")
+    what = f"{node}: {words}"
+    return TooOld(what) if code == "unsupported" else Failed(what, said=code)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> BaseException:

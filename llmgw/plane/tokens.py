@@ -18,6 +18,7 @@ import msgspec
 from llmgw import pki
 from llmgw.errors import BadInput, NotFound, Refused
 from llmgw.plane.store import Moved, Store
+from llmgw.units import format_duration
 
 PREFIX = "tokens/"
 DEFAULT_LIFE = 3600.0
@@ -69,7 +70,7 @@ class Tokens:
         `ttl` is in seconds. Raises BadInput for a life or a name that cannot be meant.
         """
         if not 1 <= ttl <= LONGEST_LIFE:
-            raise BadInput(f"a token cannot live for {ttl:g} s", remedy="give from 1 second to 365 days")
+            raise BadInput(f"a token cannot live for {format_duration(ttl)}", remedy="give from 1 second to 365 days")
         if replace and not node:
             raise BadInput("a token that replaces needs the node's name", remedy="add --node NAME")
         now = self._wall()

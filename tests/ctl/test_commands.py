@@ -213,6 +213,9 @@ async def test_applying_a_file_and_standard_input(rig: Rig, tmp_path: Path) -> N
     assert "other would be added\n" in await ok(rig, "apply", "-f", str(path), "--dry-run")
     assert await ok(rig, "apply", "-f", str(path)) == "other added\nbig removed\ntiny removed\n"
     assert await ok(rig, "apply", "-f", "-", stdin=MODELS) == "nothing changed\n"
+    unplaced = await call(rig, "replica", "other")
+    words = "other has no replica that is placed: `llmgw ctl why other` says why"
+    assert (unplaced.exit_code, words in unplaced.stderr) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -243,14 +246,25 @@ async def test_a_file_that_cannot_be_meant_is_answered_with_its_place(rig: Rig, 
         (["rollback", "nothing"], 3, "no model is called"),
         (["history", "nothing"], 3, "no model is called"),
         (["drain", "node-a", "--within", "soon"], 2, "is not a duration"),
-        (["drain", "node-a", "--within", "9d"], 2, "give 0 seconds to 7 days"),
+        (["drain", "node-a", "--within", "9d"], 2, "a drain cannot take 9d: give 0 seconds to 7 days"),
         (["logs", "gpu-01"], 6, "no agent is connected for gpu-01"),
         (["logs", "node-a", "broken"], 8, "there is no source"),
+        (["logs", "node-a", "none"], 3, "node-a: no log of none"),
+        (["doctor", "node-a", "--only", "none"], 2, "node-a: there is no check"),
+        (["events", "--node", "node_a"], 3, "did you mean 'node-a'"),
+        (["why", ".."], 2, "'..' cannot be a name"),
+        (["cordon", ""], 2, "'' cannot be a name"),
+        (["node", "a/b"], 2, "'a/b' cannot be a name"),
+        (["status", "--dir", "/nowhere"], 2, "--dir stands before the command: llmgw ctl --dir ..."),
+        (["status", "--dirr", "/nowhere"], 2, "No such option '--dirr'"),
+        (["apply", "-f", "/"], 2, "/ is a directory, where a file is due"),
+        (["what-if", "apply", "/"], 2, "/ is a directory, where a file is due"),
+        (["ack", "node-a", "node", "clock", "--for", "900d"], 2, "900d cannot be acknowledged: give 0 (ends it) to 90"),
         (["node", "forget", "node-a"], 4, "is connected"),
         (["node", "label", "node-a", "zone"], 2, "is no label"),
         (["apply", "-f", "/nowhere/models.toml"], 3, "/nowhere/models.toml is missing"),
         (["token", "create", "--ttl", "soon"], 2, "is not a duration"),
-        (["token", "create", "--ttl", "0s"], 2, "a token cannot live for 0 s"),
+        (["token", "create", "--ttl", "0s"], 2, "a token cannot live for 0.0s"),
         (["token", "create", "--node", "bad name"], 2, "cannot be a name"),
         (["token", "revoke", "none"], 3, "there is no token"),
         (["ack", "node-a", "node", "nothing"], 3, "no open problem"),
@@ -439,6 +453,26 @@ async def test_watching_with_json_is_a_line_each_time_until_the_reader_leaves(ri
             await trio.to_thread.run_sync(process.wait)
     assert complaint == b""
     assert process.returncode in (0, 141)
+
+
+@pytest.mark.parametrize(
+    "args", [["events", "-f"], ["events", "-f", "-o", "json"], ["nodes", "--watch=600"], ["logs", "node-a", "-f"]]
+)
+async def test_following_ends_when_the_reader_leaves_though_nothing_happens(rig: Rig, args: list[str]) -> None:
+    with started(rig, *args) as process:
+        assert process.stdout is not None
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync(process.stdout.readline)
+            process.stdout.close()
+            assert process.stderr is not None
+            complaint = await trio.to_thread.run_sync(process.stderr.read)
+            await trio.to_thread.run_sync(process.wait)
+    assert (complaint, process.returncode) == (b"", 0)
+
+
+async def test_a_log_of_no_lines_is_empty_and_a_fleet_without_events_says_so(rig: Rig) -> None:
+    assert await ok(rig, "logs", "node-a", "-n", "0") == ""
+    assert await ok(rig, "events", "--node", "node-b") == "no event of node-b is kept\n"
 
 
 async def test_a_watch_outlives_the_plane_and_says_since_when_it_is_gone(tmp_path: Path) -> None:

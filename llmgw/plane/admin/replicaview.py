@@ -10,7 +10,7 @@ from llmgw.errors import BadInput, NotFound
 from llmgw.plane.admin.shardview import failure_view, members_of, newest, replica_view, waits
 from llmgw.plane.profiles import secret
 from llmgw.plane.world import Failure, Settings, Shard, Want, World
-from llmgw.wire.facts import NodeId, ReplicaId, ShardSpec
+from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardSpec
 from llmgw.wire.replicaapi import AttemptView, EvidenceView, MemberView, ReplicaReply, ShardView, VariableView
 
 #: What stands for the value of a variable that is a secret.
@@ -22,6 +22,8 @@ def replica_reply(
 ) -> ReplicaReply:
     """A replica by its id, the beginning of one, a shard's id, or its model's name. Raises NotFound, BadInput."""
     members = members_of(world.shards.values())
+    if ModelName(name) in world.models and not any(shard.model == name for shard in world.shards.values()):
+        raise NotFound(f"{name} has no replica that is placed", remedy=f"`llmgw ctl why {name}` says why")
     shards = members[_named(name, members)]
     view = replica_view(shards, world, now, wall, in_flight, settings)
     leader, model = shards[0], world.models.get(shards[0].model)

@@ -71,6 +71,10 @@ class Agent:
                     await self._say(
                         RequestFailed(request_id=frame.request_id, error="there is no source 'broken'", code="failed")
                     )
+                case LogsRequest(source="none"):
+                    await self._say(
+                        RequestFailed(request_id=frame.request_id, error="no log of none", code="not-found")
+                    )
                 case LogsRequest():
                     reply = LogsReply(
                         lines=() if frame.after else ("first line", "second \x1b[31mline"),
@@ -79,6 +83,10 @@ class Agent:
                         cursor="c1",
                     )
                     await self._reply(frame.request_id, reply)
+                case DoctorRequest(only=("none",)):
+                    await self._say(
+                        RequestFailed(request_id=frame.request_id, error="there is no check", code="bad-input")
+                    )
                 case DoctorRequest():
                     found = (
                         Finding(check="memlock", outcome="pass", text="unlimited"),

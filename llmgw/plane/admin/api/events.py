@@ -35,6 +35,8 @@ def blueprint(admin: Admin) -> Blueprint:
         after = int(number("after", -1.0, least=-1, most=2**62))
         wait = number("wait", 0.0, most=MOST_WAIT)
         node = request.args.get("node", "")
+        if node and not events.about(node, 1):  # of a node that was forgotten there may be some
+            views.known_node(admin.fleet.world.value, node)
         if flag("follow"):
             response = Response(follow(after, limit, node), content_type="application/x-ndjson")
             response.timeout = None

@@ -79,7 +79,7 @@ def blueprint(admin: Admin) -> Blueprint:
     async def drain(name: str) -> Response:
         within = (await body(Drain)).within
         if within is not None and not 0 <= within <= _LONGEST_DRAIN:
-            raise BadInput(f"a drain cannot take {within:g} s", remedy="give 0 seconds to 7 days")
+            raise BadInput(f"a drain cannot take {format_duration(within)}", remedy="give 0 seconds to 7 days")
         node = views.known_node(fleet.world.value, name).id
         await fleet.drain(node, True, within)
         if not drains.left(fleet.world.value, node):
@@ -103,7 +103,9 @@ def blueprint(admin: Admin) -> Blueprint:
     async def acknowledge(name: str) -> Response:
         known = await body(Acknowledgement)
         if not 0 <= known.seconds <= _LONGEST:
-            raise BadInput(f"{known.seconds:g} s cannot be acknowledged", remedy="give 0 (ends it) to 90 days")
+            raise BadInput(
+                f"{format_duration(known.seconds)} cannot be acknowledged", remedy="give 0 (ends it) to 90 days"
+            )
         node = views.known_node(fleet.world.value, name).id
         await fleet.acknowledge(node, known.subject, known.code, known.seconds)
         return answer(DoneReply(text=f"{known.code} of {known.subject} on {node} is acknowledged"))

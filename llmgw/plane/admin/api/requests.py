@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from quart import Blueprint, Response, request
 
+from llmgw.errors import BadInput, Failed, NotFound
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import MOST_WAIT, answer, number
 from llmgw.wire.api import DoctorView, FindingView, LogSourceView, LogsReplyView
@@ -24,12 +25,17 @@ R = TypeVar("R")
 LOGS_WITHIN = 10.0
 DOCTOR_WITHIN = 60.0
 _MOST_LINES = 100_000
+#: What a node cannot answer because of how it was asked.
+_ASKERS = {kind.code: kind for kind in (NotFound, BadInput)}
 
 
 async def asked(admin: Admin, name: str, question: Request[R], within: float) -> R:
-    """A node's answer. Raises NotFound for a name nothing has, else what `Hub.ask` raises."""
+    """A node's answer. Raises NotFound for a name nothing has, on the plane or there, else what `Hub.ask` raises."""
     node = views.known_node(admin.fleet.world.value, name).id
-    return await admin.hub.ask(node, question, within=within)
+    try:
+        return await admin.hub.ask(node, question, within=within)
+    except Failed as error:
+        raise _ASKERS.get(error.said, Failed)(error.what) from None
 
 
 def blueprint(admin: Admin) -> Blueprint:
@@ -38,11 +44,11 @@ def blueprint(admin: Admin) -> Blueprint:
     @part.get("/logs/<name>")
     @part.get("/logs/<name>/<path:source>")
     async def logs(name: str, source: str = "agent") -> Response:
-        wait = number("wait", 0.0, most=MOST_WAIT)
+        wait, most = number("wait", 0.0, most=MOST_WAIT), int(number("lines", 100, most=_MOST_LINES))
         question = LogsRequest(
             source=source,
             run=request.args.get("run", ""),
-            lines=int(number("lines", 100, most=_MOST_LINES)),
+            lines=most,
             after=request.args.get("after", ""),
             wait=wait,
         )
@@ -52,7 +58,7 @@ def blueprint(admin: Admin) -> Blueprint:
                 node=name,
                 source=reply.source or source,
                 run=reply.run,
-                lines=reply.lines,
+                lines=reply.lines if most else (),  # a node has one at least
                 cursor=reply.cursor,
                 truncated=reply.truncated,
                 sources=tuple(

@@ -9,13 +9,14 @@ import trio
 from msgspec import Struct
 from quart import Blueprint, Response, request
 
-from llmgw.errors import BadInput, LlmgwError, TooOld
+from llmgw.errors import BadInput, LlmgwError, TooOld, Unavailable
 from llmgw.plane import weights as judge
 from llmgw.plane import whence
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
 from llmgw.plane.world import Node, World
 from llmgw.sources import is_path, parse
+from llmgw.units import format_duration
 from llmgw.wire.agent import REFRESH
 from llmgw.wire.api import DoneReply
 from llmgw.wire.control import FetchWeights, RemoveWeightsRequest, WeightsRequest
@@ -96,7 +97,7 @@ def blueprint(admin: Admin) -> Blueprint:
             raise BadInput(f"{order.bytes_per_second} bytes a second cannot be meant", remedy="give 1 or more, or none")
         nodes = [node for node in chosen(order.nodes) if order.nodes or node.connected]
         if not nodes:
-            raise BadInput("no node is connected that could fetch it", remedy="see `llmgw ctl nodes`")
+            raise Unavailable("no node is connected that could fetch it", remedy="see `llmgw ctl nodes`")
         if order.refresh and (old := [n.id for n in nodes if n.facts is None or REFRESH not in n.facts.features]):
             raise TooOld(f"{', '.join(old)}: too old for {REFRESH}", remedy="upgrade the agent there, or name others")
         model = world().models.get(ModelName(order.source))
@@ -114,7 +115,7 @@ def blueprint(admin: Admin) -> Blueprint:
     async def gc() -> Response:
         order = await body(RemovalOrder)
         if not 0 <= order.grace <= _MOST_GRACE:
-            raise BadInput(f"a grace of {order.grace:g} s cannot be meant", remedy="give 0 s to a year")
+            raise BadInput(f"a grace of {format_duration(order.grace)} cannot be meant", remedy="give 0 s to a year")
 
         async def tidy(node: Node) -> RemovalView:
             try:

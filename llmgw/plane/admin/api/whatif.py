@@ -13,6 +13,7 @@ from llmgw.plane.admin import whatifview
 from llmgw.plane.admin.answers import body
 from llmgw.plane.models import models_of
 from llmgw.plane.whatif import ApplyModels, DrainNode, Supposition, what_if
+from llmgw.units import format_duration
 from llmgw.wire.facts import NodeId
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def blueprint(admin: Admin) -> Blueprint:
         match order.kind:
             case "drain":
                 if order.within is not None and not 0 <= order.within <= LONGEST_DRAIN:
-                    raise BadInput(f"a drain cannot take {order.within:g} s", remedy="give 0 seconds to 7 days")
+                    raise BadInput(
+                        f"a drain cannot take {format_duration(order.within)}", remedy="give 0 seconds to 7 days"
+                    )
                 supposed, text = DrainNode(NodeId(order.name), order.within), f"{order.name} is drained"
             case "lose":
                 fabrics = admin.fabrics.fabrics if admin.fabrics is not None else None
