@@ -51,6 +51,7 @@ def parse_toml(text: str, name: str) -> dict[str, object]:
 
 def read_toml(text: str, name: str, environment: Environment | None = None) -> Table:
     """A document as a table that knows the line of every key. `name` is the file's, for errors."""
+    text = text.removeprefix("\ufeff")  # some editors begin with it
     return Table(parse_toml(text, name), File(name, text), environment=environment)
 
 
@@ -61,7 +62,7 @@ def load_toml(path: Path, environment: Environment | None = None) -> Table:
     except OSError as error:
         raise BadToml(str(path), f"cannot be read: {error.strerror}") from None
     try:
-        text = data.decode().removeprefix("\ufeff").replace("\r\n", "\n")
+        text = data.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line, column = data.count(b"\n", 0, error.start) + 1, error.start - data.rfind(b"\n", 0, error.start)
         raise BadToml(str(path), "not UTF-8 text", line=line, column=column) from None

@@ -231,3 +231,9 @@ def test_any_text_is_a_document_or_an_error_that_says_where(text: str) -> None:
     except BadToml as caught:
         error = caught
     assert error is None or (error.name == "x.toml" and error.line <= text.count("\n") + 1)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_document() -> None:
+    assert read_toml("\ufeffa = 1\nb = 2", "a.toml").values == {"a": 1, "b": 2}
+    with pytest.raises(BadToml, match=r"a\.toml, line 2"):
+        read_toml("\ufeffa = 1\nb = ", "a.toml")

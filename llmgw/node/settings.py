@@ -12,6 +12,7 @@ import attrs
 from llmgw import config, pki
 from llmgw.config import Listen, LogSettings, PackageSettings
 from llmgw.errors import BadInput
+from llmgw.labels import check_label
 from llmgw.node.installs.packages import KINDS
 from llmgw.node.link import Address, address
 from llmgw.node.view import View
@@ -94,6 +95,11 @@ class RunLogs:
     bytes: Bytes = attrs.field(default=16 << 20, validator=attrs.validators.ge(64 << 10))
 
 
+def _all_labels(settings: object, field: object, labels: Mapping[str, str]) -> None:
+    for name, value in labels.items():
+        check_label(name, value)
+
+
 @attrs.frozen
 class NodeSettings:
     """node.toml. Paths are relative to `directory`, and that to the file; by default it is where the file is."""
@@ -104,7 +110,7 @@ class NodeSettings:
     planes: tuple[str, ...] = ()
     #: Where engines on this node are reached by gateways; "": where its stream comes from.
     address: str = ""
-    labels: Mapping[str, str] = attrs.field(factory=dict)
+    labels: Mapping[str, str] = attrs.field(factory=dict, validator=_all_labels)
 
     weights: Path = Path("weights")
     #: All fetches of weights together take no more of the network, in bytes per second; 0: as much as there is.

@@ -22,6 +22,8 @@ from typing import Annotated, Any
 from immutables import Map
 from msgspec.structs import replace
 
+from llmgw.errors import BadInput
+from llmgw.labels import check_label
 from llmgw.plane.rollout import after_change
 from llmgw.plane.world import Model, Profile, slug
 from llmgw.sources import BadSource, is_path, parse
@@ -215,9 +217,12 @@ def _profile(table: Table) -> dict[str, Any]:
             raise table.error(f"{found[key]:g} cannot be meant", key, remedy=remedy)
     if "network" in found:
         found["network"] = _network(table, found["network"])
-    if "spread" in found and (found["spread"] != found["spread"].strip() or "=" in found["spread"]):
-        remedy = 'give the label\'s name alone, as in spread = "rack"'
-        raise table.error(f"{found['spread']!r} cannot be a label's name", "spread", remedy=remedy)
+    for key, labels in (("labels", found.get("labels", {})), ("spread", {found.get("spread") or "none": ""})):
+        for name, value in labels.items():
+            try:
+                check_label(name, value)
+            except BadInput as error:
+                raise table.error(error.what, key, remedy=error.remedy) from None
     if "apart" in found:
         found["apart"] = tuple(dict.fromkeys(ModelName(name) for name in found["apart"]))
     if "source" in found and not found["source"].strip():

@@ -89,6 +89,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("planes = ['ws://10.0.0.1']", "is not encrypted"),
         ("planes = ['ws://127.0.0.1']", "is without TLS: use wss://, or set insecure = true"),
         ("insecure = true\nplanes = ['wss://10.0.0.1']", "insecure mode works on loopback only, and the plane wss://10.0.0.1"),
+        ("node = 'a'\n[labels]\n'my rack' = '7'", "line 2: labels: 'my rack' cannot be a label's name"),
         ("engine_ports = '1-2'", "line 1: engine_ports: '1-2' is not a range of ports: from 1024"),
         ("engine_ports = '5000'", "line 1: engine_ports: '5000' is not a range of ports: write FIRST-LAST"),
         ("engine_ports = '3000-2000'", "the lower one first"),

@@ -10,6 +10,7 @@ from msgspec import Struct
 from quart import Blueprint, Response
 
 from llmgw.errors import BadInput, Conflict, NotFound
+from llmgw.labels import check_label
 from llmgw.plane import drains
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
@@ -93,6 +94,9 @@ def blueprint(admin: Admin) -> Blueprint:
         wanted = (await body(Labels)).labels
         if not wanted:
             raise BadInput("no label was given", remedy="give KEY=VALUE, or KEY- to take one away")
+        for key, value in wanted.items():
+            if value is not None:  # one that is there already may be taken away, whatever it is called
+                check_label(key, value)
         node = views.known_node(fleet.world.value, name).id
         await fleet.label(node, wanted)
         has = labels_of(fleet.world.value.nodes[node])
