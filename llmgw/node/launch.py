@@ -84,6 +84,20 @@ def scope_command(unit: str, user: bool) -> tuple[str, ...]:
     return ("systemd-run", *options, "--scope", "--quiet", "--collect", f"--unit={unit}", "--")
 
 
+def confined(unit: str, env: Mapping[str, str] | None = None) -> bool:
+    """Whether the agent is this systemd unit, and a stop of it would end whatever it started. Where that is not to be
+    learned it would, as by default. Runs systemctl once: call it in a thread."""
+    environ = os.environ if env is None else env
+    if "INVOCATION_ID" not in environ or not unit:
+        return False
+    words = ["systemctl", *(("--user",) if os.geteuid() else ()), "show", "--property=KillMode", "--value", unit]
+    try:
+        said = subprocess.run(words, env=dict(environ), capture_output=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return said.strip() not in (b"process", b"none")
+
+
 def scopes_work(env: Mapping[str, str] | None = None) -> bool:
     """Whether the agent runs as a systemd unit that may make scopes. Runs systemd-run once: call it in a thread."""
     environ = os.environ if env is None else env

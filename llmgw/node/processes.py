@@ -110,6 +110,16 @@ def scope_of(pid: int) -> Path | None:
     return None
 
 
+def unit_of_own() -> str:
+    """The systemd unit that this process belongs to ("llmgw-node.service"), by its cgroup; "" for none."""
+    try:
+        lines = (PROC / "self/cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    parts = [part for line in lines for part in line.split(":", 2)[-1].split("/") if part.endswith(".service")]
+    return parts[-1] if parts else ""
+
+
 def members(
     leader: int,
     started: int,

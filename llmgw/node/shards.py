@@ -21,7 +21,7 @@ from llmgw.node.engines.installed import Installed
 from llmgw.node.feed import Feed
 from llmgw.node.health import Patience
 from llmgw.node.installs.running import Running
-from llmgw.node.launch import scopes_work
+from llmgw.node.launch import confined, scopes_work
 from llmgw.node.logs import Logs
 from llmgw.node.prepare import Fetch, Means
 from llmgw.node.records import Records
@@ -84,6 +84,7 @@ class Shards:
         self._nursery: trio.Nursery | None = None
         self._early: list[StartShard | StopShard | DrainShard] = []
         self._broken: tuple[Path, ...] = ()
+        self._confined = False
         #: Set once everything that an earlier agent left running is known again: register after it.
         self.adopted = trio.Event()
 
@@ -143,6 +144,16 @@ class Shards:
             )
             for path in self._broken
         ]
+        if self._confined:
+            found.append(
+                Problem(
+                    subject="node",
+                    code="engines-confined",
+                    grade=Grade.WARN,
+                    text="systemd makes no scopes here: engines live in the agent's unit, and end when that restarts",
+                    remedy="look why `systemd-run --scope true` fails as the agent's user, or set KillMode=process",
+                )
+            )
         found += [
             Problem(
                 subject="node",
@@ -232,6 +243,8 @@ class Shards:
             if self._scopes is None:
                 works = await trio.to_thread.run_sync(scopes_work)
                 self._means = attrs.evolve(self._means, scopes=works)
+                if not works:
+                    self._confined = await trio.to_thread.run_sync(confined, processes.unit_of_own())
             self._nursery = nursery
             try:
                 await self._adopt()

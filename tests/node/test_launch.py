@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from llmgw.node import processes
-from llmgw.node.launch import launch, scopes_work
+from llmgw.node.launch import confined, launch, scopes_work
 from llmgw.node.processes import Handle, Seen
 from tests.engines import until
 
@@ -84,6 +84,22 @@ def test_scopes_are_used_only_by_a_unit_and_where_systemd_makes_them(tmp_path: P
     assert "--scope" in (tmp_path / "good" / "asked").read_text()
     assert not scopes_work({"PATH": good["PATH"]})
     assert not scopes_work(systemd_run(tmp_path / "bad", works=False))
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [("echo control-group", True), ("echo mixed", True), ("echo process", False), ("exit 1", True)],
+)
+def test_engines_in_the_agents_own_unit_end_with_it_unless_its_killmode_spares_them(
+    tmp_path: Path, said: str, ends: bool
+) -> None:
+    """KillMode=mixed ends the rest of the unit as well (SD02)."""
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\n{said}\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "INVOCATION_ID": "x"}
+    assert confined("llmgw-node.service", env) is ends
+    assert not confined("llmgw-node.service", {"PATH": env["PATH"]}), "it is no unit"
+    assert not confined("", env)
 
 
 async def test_inside_a_scope_the_number_is_still_the_one_recorded(tmp_path: Path) -> None:
