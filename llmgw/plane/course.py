@@ -29,6 +29,8 @@ from llmgw.wire.facts import ModelName, NodeId, ReplicaId, ShardId, ShardState, 
 
 #: Rounds of a plane are this far apart at least, in seconds.
 APART = 0.01
+#: A time is over so many seconds later, however sums of seconds are rounded.
+OVER = 1e-6
 
 
 @attrs.frozen
@@ -80,7 +82,7 @@ class Course:
                 continue
             due = [at for at in self._due() if at > self.now]
             if due:
-                self.now = min(due)
+                self.now = min(due) + OVER
             elif look_again is not None and look_again > self.now and not looked:
                 self.now, looked = look_again, True
             else:

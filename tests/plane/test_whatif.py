@@ -24,10 +24,10 @@ from llmgw.plane.whatif import (
     what_if,
 )
 from llmgw.plane.world import DEFAULT, Settings
-from llmgw.wire.agent import Register
+from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.facts import NodeId, Port
 from tests.plane.ideal import Ideal, ideal, placements
-from tests.plane.worlds import GIB, gpus, register, world
+from tests.plane.worlds import GIB, gpus, hear, model, ready, register, settle, world
 
 QUICK = Settings(quiet=5.0, settle=1.0, believe=60.0)
 #: Long enough for silence, drains and all that follows from them, in seconds of a clock that jumps.
@@ -408,3 +408,12 @@ def test_an_applied_file_says_what_starts_and_what_stops() -> None:
 def test_a_node_that_nobody_knows_is_not_found(supposed: Supposition) -> None:
     with pytest.raises(NotFound, match="there is no node 'n9': did you mean 'n99'"):
         what_if(world(register("n99")), supposed, 0.0)
+
+
+def test_a_silence_is_over_in_time_however_its_seconds_are_rounded() -> None:
+    heard = 100.01
+    assert heard + DEFAULT.lost_after - heard < DEFAULT.lost_after  # in floating point
+    here = world(register("n1", threads=1), register("n2", threads=1), models=[model()])
+    here = hear(ready(settle(here)[0]), "n1", Heartbeat(), heard)
+    (fate,) = what_if(here, LoseNode(NodeId("n1")), heard).fates
+    assert (fate.what, fate.after) == ("moves", ("n2",))
