@@ -113,7 +113,8 @@ class _Planner(Round):
 
         # A change that does not come up touches nothing more: what is older stays, and starts again as it was.
         mixed = outdated or any(replica.revision != model.revision for replica in (*draining, *displaced, *hung))
-        paused = bool(mixed) and bool(rollout.paused(staying, self.settings))
+        updated = [*staying, *(r for r in displaced if r.revision == model.revision)]
+        paused = bool(mixed) and bool(rollout.paused(updated, self.settings))
 
         # A lost node's replicas: the same ids at the next generation, elsewhere.
         room_for = wanted - len(staying)
@@ -187,8 +188,6 @@ class _Planner(Round):
             return  # whether it serves is known when its node returns or is lost
         need, waits = Need.of(model), False
         for replica in older:
-            if any(self._cordoned(node) for node in replica.nodes):
-                continue
             if waits and not self._prepared(replica.nodes, need):
                 continue  # as another one does
             choice = self._following(model, replica, need)
@@ -215,7 +214,8 @@ class _Planner(Round):
             nodes, ahead = self.world.nodes, self.world.ahead
             rest = [id for id in nodes if (id, need.source) not in ahead and not brought(nodes[id], need.source)]
             return self.places.choose(model, rest) or choice
-        if (here := self.places.here(replica, model)) is not None:
+        cordoned = any(self._cordoned(node) for node in replica.nodes)  # which takes its own again, but nothing new
+        if not cordoned and (here := self.places.here(replica, model)) is not None:
             return here
         return self.places.instead(replica, model) if replica.gang or model.profile.nodes > 1 else None
 

@@ -192,6 +192,17 @@ def test_replicas_of_several_nodes_are_replaced_in_place_where_there_is_no_room(
     assert {s.revision for s in here.shards.values()} == {2}
 
 
+def test_a_replica_on_a_cordoned_node_goes_where_there_is_room_and_else_stays() -> None:
+    for surge in (0, 1):
+        here = change(newer(served("n1", "n2", of=tiny(1, surge, threads=2))), "n1", cordoned=True)
+        here, *_ = rolled(here)
+        assert [(s.node, s.revision) for s in here.shards.values()] == [("n2", 2)]
+        here = change(newer(served("n1", of=tiny(1, surge, threads=2))), "n1", cordoned=True)
+        found = plan(here, 1.0)
+        assert found.steps == ()
+        assert "`llmgw ctl uncordon n1`" in found.unplaced[TINY].smallest_change
+
+
 def test_while_a_lost_nodes_replica_has_yet_to_come_back_no_other_one_goes() -> None:
     for surge in (0, 1):
         here = stage(newer(served("n1", "n2", "n3", of=tiny(2, surge), threads=1)), "n1", Stage.LOST)
@@ -413,6 +424,13 @@ def test_a_draining_nodes_replica_is_replaced_though_the_rollout_is_paused() -> 
     here, steps = settle(here, 50.0)
     assert not [word for word in words(steps) if word.startswith("drain")]
     assert in_service(here) == 2
+
+
+def test_a_lost_node_ends_no_pause() -> None:
+    here = says(paused("n1", "n2", "n3"), "tiny-0-0", ShardState.FAILED, 50.0)
+    assert here.shards[ShardId("tiny-2-0")].node == "n3"
+    _, steps = settle(stage(here, "n3", Stage.LOST), 50.0)
+    assert "start tiny-0-0 g2 on n1" in words(steps)
 
 
 def test_scaling_down_while_it_is_paused_takes_older_ones_too() -> None:
