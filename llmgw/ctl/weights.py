@@ -97,7 +97,7 @@ def gc(nodes: tuple[str, ...], yes: bool, dry_run: bool, grace: float, sources: 
             pretty(answer.data)
         else:
             out = console()
-            out.print(weightsviews.removals(reply, out.width), soft_wrap=not out.is_terminal)
+            out.print(weightsviews.removals(reply, out.width, sources), soft_wrap=not out.is_terminal)
         return 6 if any(node.error for node in reply.nodes) else 0
 
     run(act, output=output)

@@ -13,14 +13,13 @@ from llmgw.wire.weightsapi import CacheView, HeldView, RemovalReply, WeightsRepl
 
 _HELD = (
     Column("NODE"),
-    Column("SOURCE"),
+    Column("SOURCE", prose=True),
     Column("STATE"),
     Column("BYTES", right=True),
     Column("USED", extra=2),
     Column("NEEDED BY", extra=1),
     Column("REVISION", extra=4),
     Column("FROM", extra=5),
-    Column("ERROR", extra=3, prose=True),
 )
 _DISKS = (
     Column("NODE"),
@@ -49,6 +48,8 @@ def caches(answer: Answer, width: int) -> RenderableType:
     ]
     if disks:
         parts += [Text(""), columns(_DISKS, disks, nothing="", width=width)]
+    for failure in (f"{cache.node}: {_failure(held)}" for cache in reply.nodes for held in cache.weights if held.error):
+        parts += [Text(""), Text(failure, "red")]
     for warning in reply.warnings:
         parts += [Text(""), Text(f"Warning: {clean(warning)}.", "yellow")]
     return Group(*parts)
@@ -67,15 +68,19 @@ def _held(cache: CacheView, held: HeldView) -> tuple[Cell, ...]:
         clean(held.needed_by),
         clean(held.revision[:12]),
         clean(held.came_from),
-        clean(held.error),
     )
+
+
+def _failure(held: HeldView) -> str:
+    """Below the table, where there is room for it at any width; most say of which source they speak."""
+    return clean(held.error if held.source in held.error else f"{held.source}: {held.error}")
 
 
 _GOING = (Column("NODE"), Column(""), Column("SOURCE OR FILE"), Column("WHY", prose=True))
 
 
-def removals(reply: RemovalReply, width: int) -> RenderableType:
-    """What went or would go, what stays and why, and how much room that makes."""
+def removals(reply: RemovalReply, width: int, sources: tuple[str, ...] = ()) -> RenderableType:
+    """What went or would go, what stays and why, and how much room that makes; `sources` if only of these."""
     rows = list(_going(reply))
     freed = size(sum(node.freed_bytes for node in reply.nodes))
     count = sum(len(node.removed) for node in reply.nodes)
@@ -85,7 +90,8 @@ def removals(reply: RemovalReply, width: int) -> RenderableType:
         last = f"{freed} would be freed. Nothing was removed yet: add --yes."
     else:
         last = f"{freed} freed."
-    table = columns(_GOING, rows, nothing="No weights are in any cache.", width=width)
+    nothing = f"No cache that was asked has {' or '.join(sources)}." if sources else "No weights are in any cache."
+    table = columns(_GOING, rows, nothing=nothing, width=width)
     return Group(table, Text(""), Text(last))
 
 

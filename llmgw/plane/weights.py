@@ -51,12 +51,12 @@ def _keeping(weights: Weights, needed: Mapping[str, str], grace: float) -> str:
         return "a shard on this node uses it"
     if weights.fetching:
         return "it is being fetched"
-    if weights.error and not weights.bytes:
-        return "nothing of it is there: it could not be fetched"
+    failed = weights.error and not weights.bytes
     if weights.idle is None:
-        return "the node does not say when it was last used"
+        return f"the node does not say when it {'failed' if failed else 'was last used'}"
     if weights.idle < grace:
-        return f"it was used {format_duration(weights.idle)} ago, and the grace is {format_duration(grace)}"
+        what = "could not be fetched" if failed else "was used"
+        return f"it {what} {format_duration(weights.idle)} ago, and the grace is {format_duration(grace)}"
     return ""
 
 

@@ -33,9 +33,19 @@ def test_each_model_says_how_much_of_it_is_there_and_why_it_stays() -> None:
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "n1 hf://o/a complete 1.0 GiB now model a c0ffeec0ffee" in lines
     assert "n1 hf://o/b fetching 1.0 MiB of 1.0 GiB" in lines
-    assert "n1 hf://o/c failed 1.0 MiB of 1.0 GiB 2h ago the disk is full" in lines
+    assert "n1 hf://o/c failed 1.0 MiB of 1.0 GiB 2h ago" in lines
+    assert "n1: hf://o/c: the disk is full" in lines
     assert "n1 5.0 GiB of 10.0 GiB /weights" in lines
     assert "n2 no agent is connected for n2" in lines
+
+
+def test_a_failure_is_told_in_a_narrow_terminal_too_however_long_its_source_is() -> None:
+    source = f"https://files.example/model.gguf#sha256={'3' * 64}"
+    held = HeldView(source=source, error=f"{source}: 404", idle=60.0, needed_by="model a")
+    reply = Answer(msgspec.json.encode(WeightsReply(nodes=(CacheView(node="gpu-01", weights=(held,)),))))
+    lines = [line.rstrip() for line in text(caches(reply, 80)).splitlines()]
+    assert lines[0].split() == ["NODE", "SOURCE", "STATE", "BYTES", "USED", "NEEDED", "BY"]
+    assert f"gpu-01: {source}: 404" in lines
 
 
 def test_a_plan_says_what_would_go_what_stays_and_that_nothing_went() -> None:
@@ -49,3 +59,6 @@ def test_a_plan_says_what_would_go_what_stays_and_that_nothing_went() -> None:
     assert "n2 not asked no agent is connected for n2" in lines
     assert "3.0 GiB freed." in text(removals(RemovalReply(nodes=(node,), dry_run=False), 200))
     assert "Nothing can be removed." in text(removals(RemovalReply(nodes=(away,)), 200))
+    nothing = RemovalReply(nodes=(RemovalView(node="n1"),))
+    assert "No weights are in any cache." in text(removals(nothing, 200))
+    assert "No cache that was asked has hf://o/z." in text(removals(nothing, 200, ("hf://o/z",)))

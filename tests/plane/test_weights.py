@@ -49,9 +49,13 @@ def test_a_node_that_does_not_say_when_it_was_used_keeps_it() -> None:
     assert "does not say" in proposal([unsaid], {}, 0.0).kept["hf://org/old"]
 
 
-def test_what_could_not_be_fetched_has_nothing_to_remove() -> None:
-    failed = Weights(source="hf://org/none", error="no such repository")
-    assert proposal([failed], {}, 0.0).kept == {"hf://org/none": "nothing of it is there: it could not be fetched"}
+def test_what_could_not_be_fetched_is_forgotten_after_the_grace() -> None:
+    failed = Weights(source="hf://org/none", error="no such repository", idle=60.0)
+    said = "it could not be fetched 1m ago, and the grace is 1h"
+    assert proposal([failed], {}, 3600.0).kept == {"hf://org/none": said}
+    assert proposal([failed], {}, 30.0).remove == ("hf://org/none",)
+    older = Weights(source="hf://org/none", error="no such repository")  # an agent of 0.1 does not say since when
+    assert proposal([older], {}, 0.0).kept == {"hf://org/none": "the node does not say when it failed"}
 
 
 @given(

@@ -49,6 +49,8 @@ log = structlog.get_logger(__name__)
 _USED_EVERY = 60.0
 #: Seconds between two words on a fetch's progress: more would only be read by machines.
 _TELL_EVERY = 0.5
+#: Seconds for which it is told that a source could not be fetched, unless it is tried again or removed.
+REMEMBERED = 86400.0
 
 
 @attrs.define(eq=False)
@@ -79,6 +81,7 @@ class Cache:
         patience: Patience | None = None,
         base: str | None = None,
         peers: Peers | None = None,
+        remembered: float = REMEMBERED,
     ) -> None:
         """`in_use` names the sources of this node's shards; `reserve` bytes of the disk are never taken."""
         self._root = root.absolute()
@@ -88,8 +91,11 @@ class Cache:
         self._patience = patience or Patience()
         self._base = base
         self._peers = peers
+        self._remembered = remembered
         self._whence: dict[str, Whence] = {}
         self._facts: dict[str, Weights] = {}
+        #: When the last fetch of a source failed; none of those that have succeeded since.
+        self._failed: dict[str, float] = {}
         self._shared: dict[str, _Shared] = {}
         self._removing: dict[str, trio.Event] = {}
         self._nursery: trio.Nursery | None = None
@@ -270,6 +276,7 @@ class Cache:
             self.looked.set()
             while True:
                 await trio.to_thread.run_sync(self._note_use, frozenset(self._in_use()))
+                self._forget(self._past())
                 await trio.sleep(_USED_EVERY)
 
     async def _look_again(self, source: str, error: FetchFailed | None) -> None:
@@ -278,12 +285,27 @@ class Cache:
             return layout.facts(self._root, manifest) if manifest is not None else None
 
         found = await trio.to_thread.run_sync(look)
+        self._failed.pop(source, None)
         if error is not None:
+            self._failed[source] = time.monotonic()
             found = structs.replace(found or Weights(source=source), error=str(error), complete=False)
         if found is not None:
             self._facts[source] = found
         else:
             self._facts.pop(source, None)
+
+    def _past(self) -> list[str]:
+        oldest = time.monotonic() - self._remembered
+        return [source for source, at in self._failed.items() if at < oldest]
+
+    def _forget(self, sources: Collection[str]) -> None:
+        """Of these it is told no more that a fetch failed, and nothing at all of those that have no bytes here."""
+        for source in sources:
+            self._failed.pop(source, None)
+            if (known := self._facts.get(source)) is not None and not known.path:
+                del self._facts[source]
+            elif known is not None:
+                self._facts[source] = structs.replace(known, error="")
 
     def _note_use(self, sources: Collection[str]) -> None:
         manifests = Manifests(self._root)
@@ -296,12 +318,16 @@ class Cache:
     # --- requests --------------------------------------------------------------------------------------
 
     async def _list(self, request: WeightsRequest, say: Say) -> WeightsReply:
-        """All that is in the cache, and the models elsewhere that shards serve in place, as they are now."""
-        used = frozenset(self._in_use())
+        """All that is in the cache or on its way, and the models elsewhere that shards serve in place, as it is now."""
+        used, coming = frozenset(self._in_use()), dict(self._shared)
+        self._forget(self._past())
 
         def look() -> tuple[Weights, ...]:
             failed = [weights for weights in self._facts.values() if weights.error]
             found = {weights.source: weights for weights in layout.survey(self._root, Manifests(self._root), failed)}
+            for source in coming.keys() - found.keys():
+                fetch = coming[source].fetch
+                found[source] = Weights(source=source, bytes=fetch.done, total_bytes=fetch.total)
             for source in used - found.keys():
                 path = source_of(source)[0]
                 if path is not None:
@@ -323,7 +349,7 @@ class Cache:
             try:
                 idle = max(0.0, time.time() - Manifests(self._root).path(found.source).stat().st_mtime)
             except OSError:
-                idle = None
+                idle = time.monotonic() - self._failed[found.source] if found.source in self._failed else None
         error = found.error or (known.error if known is not None and not found.complete else "")
         return structs.replace(
             found,
@@ -339,6 +365,8 @@ class Cache:
         busy |= {source: "it is being removed" for source in request.sources if source in self._removing}
         sources = [source for source in request.sources if source not in busy]
         over, used = trio.Event(), frozenset(self._in_use())
+        told = [s for s in sources if s in self._failed and s not in used and not self._facts[s].path]
+        sources = [source for source in sources if source not in told]
         # From here on a shard that starts is either among those that use a source, or waits until it is gone.
         self._removing |= dict.fromkeys(sources, over)
         try:
@@ -347,7 +375,9 @@ class Cache:
             for source in sources:
                 del self._removing[source]
             over.set()
+        outcome.removed += told
         if not request.dry_run:
+            self._forget(told)
             for source in sources:
                 if source in outcome.removed or (source in outcome.kept and source not in used):
                     await self._look_again(source, None)

@@ -13,7 +13,7 @@ from llmgw.node.weights import hub
 from llmgw.node.weights.errors import FetchFailed, Unreachable
 from llmgw.node.weights.manifest import File, Manifest, unchecked
 from llmgw.node.weights.peers import Held
-from llmgw.node.weights.transfer import Again, Patience, patiently, retry_after
+from llmgw.node.weights.transfer import Again, Patience, patiently, retry_after, words_of
 from llmgw.sources import HubSource, WebSource
 
 log = structlog.get_logger(__name__)
@@ -92,7 +92,7 @@ class Listing:
                 whole = answer.headers.get("content-range", "").rpartition("/")[2]
                 size = whole if status == 206 else answer.headers.get("content-length", "")
         except httpx.TransportError as error:
-            raise Again(f"{type(error).__name__}: {error}") from None
+            raise Again(words_of(error)) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise FetchFailed(f"{self.text} cannot be fetched: {error}", remedy="check the source") from None
         if status == 429 or status >= 500:

@@ -240,7 +240,7 @@ async def _some(way: Way, partial: Partial) -> bool:
             await flush()
     except httpx.TransportError as error:
         await flush()
-        broken = _words(error)
+        broken = words_of(error)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise FetchFailed(f"{way.url} cannot be fetched: {error}") from None
     if partial.size < size and not partial.advanced():
@@ -300,6 +300,10 @@ def retry_after(headers: Mapping[str, str]) -> float:
     return float(text) if text.isdigit() and len(text) < 6 else 0.0
 
 
-def _words(error: httpx.TransportError) -> str:
+def words_of(error: httpx.TransportError) -> str:
+    """Its own words, or those of what brought it about: of a failed handshake the client says nothing."""
+    cause: BaseException | None = error
+    while cause is not None and not str(cause):
+        cause = cause.__cause__ or cause.__context__
     kind = type(error).__name__
-    return f"{kind}: {error}" if str(error) else kind
+    return f"{kind}: {cause}" if cause is not None else kind

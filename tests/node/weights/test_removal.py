@@ -8,15 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
+from llmgw.backoff import Backoff
+from llmgw.node.weights.cache import Cache
 from llmgw.node.weights.layout import prepare
 from llmgw.node.weights.lock import attempt
 from llmgw.node.weights.removal import Outcome, remove
+from llmgw.node.weights.transfer import Patience
 from llmgw.wire.agent import Listening, Working
-from llmgw.wire.control import RemoveWeightsReply, RemoveWeightsRequest, WeightsReply, WeightsRequest
-from tests.engines import tiny_model
+from llmgw.wire.control import FetchWeights, RemoveWeightsReply, RemoveWeightsRequest, WeightsReply, WeightsRequest
+from llmgw.wire.facts import Weights
+from tests.engines import tiny_model, until
 from tests.node.weights.hubserver import Hub, served
-from tests.node.weights.test_fetching import FILES, SOURCE, bring, cache, nothing
+from tests.node.weights.test_fetching import FILES, QUICK, SOURCE, bring, cache, nothing
 
 pytestmark = pytest.mark.real
 
@@ -167,3 +172,52 @@ async def test_what_was_copied_into_the_cache_is_checked_and_not_fetched(tmp_pat
     hub.asked.clear()
     await bring(tmp_path / "b", hub)
     assert hub.bodies == []
+
+
+NONE = "hf://org/none"
+
+
+async def told(made: Cache) -> dict[str, Weights]:
+    listed = await made.answers[WeightsRequest](WeightsRequest(), lambda word: None)
+    assert isinstance(listed, WeightsReply)
+    return {weights.source: weights for weights in listed.weights}
+
+
+async def failing(made: Cache) -> None:
+    made.ahead(FetchWeights(source=NONE))
+    await until(lambda: any(weights.error for weights in made.weights))
+
+
+async def test_a_fetch_that_failed_is_told_with_its_age_and_forgotten_on_request(tmp_path: Path, hub: Hub) -> None:
+    async with cache(tmp_path, hub) as made:
+        await failing(made)
+        failed = (await told(made))[NONE]
+        assert (failed.complete, failed.fetching, failed.bytes) == (False, False, 0)
+        assert "knows no model 'org/none'" in failed.error
+        assert failed.idle is not None
+        assert failed.idle < 20.0
+        for dry_run in (True, False):
+            assert NONE in await told(made)
+            request = RemoveWeightsRequest(request_id=1, sources=(NONE,), dry_run=dry_run)
+            reply = await made.answers[RemoveWeightsRequest](request, lambda word: None)
+            assert reply == RemoveWeightsReply(removed=(NONE,))
+        assert (await told(made), made.weights) == ({}, ())
+
+
+async def test_a_fetch_that_failed_long_ago_is_told_no_more(tmp_path: Path, hub: Hub) -> None:
+    made = Cache(tmp_path, base=hub.url, patience=QUICK, remembered=0.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.run)
+        await made.looked.wait()
+        await failing(made)
+        assert (await told(made), made.weights) == ({}, ())
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fetch_is_told_before_it_has_a_byte(tmp_path: Path, hub: Hub) -> None:
+    hub.lists[:] = [503] * 1000
+    async with cache(tmp_path, hub, patience=Patience(seconds=60.0, backoff=Backoff(base=0.01, cap=0.02))) as made:
+        made.ahead(FetchWeights(source=SOURCE))
+        await until(lambda: bool(hub.asked))
+        coming = (await told(made))[SOURCE]
+        assert (coming.fetching, coming.bytes, coming.total_bytes, coming.error) == (True, 0, None, "")
