@@ -34,7 +34,7 @@ def check(settings: PlaneSettings, file: Path | None, wall: Callable[[], float] 
             raise LlmgwError(f"{name}: {problem}")
         yield f"{name}: good for {format_duration(peer.not_after - wall())} more"
         if name == SERVER:
-            missing = [host for host in machine_hosts(settings.hosts) if not pki.covers(pki.hosts(leaf), host)]
+            missing = [host for host in machine_hosts(settings.reached) if not pki.covers(pki.hosts(leaf), host)]
             if missing:
                 yield f"{name}: does not name {', '.join(missing)} yet; it is made anew at the next start"
     Bearers.load(settings.path(settings.admin_tokens))

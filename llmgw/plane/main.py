@@ -197,7 +197,7 @@ async def assemble(settings: PlaneSettings, store: Store) -> Plane:
     else:
         authority = Authority(load_ca(settings.directory), store)
         await authority.load()
-        own = Own(settings.directory, authority, settings.name, machine_hosts(settings.hosts))
+        own = Own(settings.directory, authority, settings.name, machine_hosts(settings.reached))
         await own.freshen()
     fleet = Fleet(
         store,

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -44,7 +45,7 @@ class PlaneSettings:
     gateway_listen: Listen = Listen("0.0.0.0", 7480)
     #: Further names and addresses under which this plane is reached: they go into its certificate.
     hosts: tuple[str, ...] = ()
-    #: What other planes and their agents are told to connect to, wss://HOST:PORT; "": the first of `hosts`.
+    #: Where machines are told to join, wss://HOST:PORT; "": at the first of `hosts`, else at the name.
     advertise: str = ""
 
     heartbeat: Seconds = attrs.field(default=5.0, validator=[attrs.validators.ge(0.2), attrs.validators.le(60.0)])
@@ -92,10 +93,8 @@ class PlaneSettings:
             raise ValueError(
                 f"together_share is a share of the fleet, above 0 and at most 1, not {judged.together_share:g}"
             )
-        if self.advertise and not self.advertise.startswith(("wss://", "ws://")):
-            raise ValueError(
-                f"advertise is {self.advertise!r}, where an agents' address such as wss://{self.advertise} is due"
-            )
+        if self.advertise:
+            self._check_advertised()
         for host in self.hosts:
             pki.check_host(host)
         for engine in (*self.engines, *self.packages):
@@ -105,6 +104,26 @@ class PlaneSettings:
                 raise ValueError(f"there is no engine {engine!r}: {words}")
         for engine, version in self.engines.items():
             config.check_version(engine, version)
+
+    def _check_advertised(self) -> None:
+        try:
+            parts = urlsplit(self.advertise)
+            pki.check_host(parts.hostname or "")
+            good = parts.scheme in ("wss", "ws") and parts.port != 0 and not parts.path.strip("/")
+        except (ValueError, BadInput):
+            good = False
+        if not good:
+            meant = f"wss://{self.advertise}" if "://" not in self.advertise else "wss://plane.example:7443"
+            raise ValueError(f"advertise is {self.advertise!r}, where an agents' address such as {meant} is due")
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """What the certificate names beside this machine's own names and addresses: `hosts`, and where to join."""
+        host = urlsplit(self.agents_url).hostname or ""
+        try:
+            return tuple(dict.fromkeys((*self.hosts, pki.check_host(host))))
+        except BadInput:
+            return self.hosts  # a plane may be called what no machine can be
 
     @property
     def wanted_engines(self) -> tuple[EngineInstall, ...]:

@@ -118,6 +118,10 @@ def test_no_secret_is_shown_with_the_settings(tmp_path: Path) -> None:
         ("[[endpoints]]\nmodel = 'm'\nurl = 'http://a:b'", "line 3: endpoints[0].url: 'http://a:b' is not an address"),
         ("[[gateway.keys]]\nname = 'a'\nhash = 'sk-1'", "line 3: gateway.keys[0].hash: not the hash of an API key"),
         ("[log]\nlevel = 'warn'", "line 2: log.level: one of 'debug', 'info', 'warning', 'error' is due"),
+        ("advertise = 'wss://a b:7443'", "advertise is 'wss://a b:7443', where an agents' address such as wss://plane"),
+        ("advertise = 'wss://b:port'", "advertise is 'wss://b:port', where an agents' address such as wss://plane"),
+        ("advertise = 'wss://'", "advertise is 'wss://', where an agents' address such as wss://plane"),
+        ("advertise = 'https://b'", "advertise is 'https://b', where an agents' address such as wss://plane"),
         ("advertise = 'b:7443'", "advertise is 'b:7443', where an agents' address such as wss://b:7443 is due"),
         ("insecure = true", "insecure mode works on loopback only, and agents_listen is 0.0.0.0"),
         ("[engines]\nvlm = ''", "there is no engine 'vlm': did you mean 'vllm'?"),
@@ -157,6 +161,22 @@ def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path: Path) -> N
     assert find(None, tmp_path) is None
     (tmp_path / "plane.toml").write_text("")
     assert find(None, tmp_path) == tmp_path / "plane.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('name = "east"', ("east",)),
+        ('name = "our plane"', ()),
+        ('hosts = ["gw.example"]', ("gw.example",)),
+        ('hosts = ["gw.example"]\nadvertise = "wss://front.example:443"', ("gw.example", "front.example")),
+        ('hosts = ["gw.example"]\nadvertise = "wss://[fd00::1]:443"', ("gw.example", "fd00::1")),
+    ],
+)
+def test_the_certificate_names_where_machines_are_told_to_join(
+    tmp_path: Path, text: str, names: tuple[str, ...]
+) -> None:
+    assert read(tmp_path, text).reached == names
 
 
 @pytest.mark.parametrize(
