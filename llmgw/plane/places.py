@@ -38,18 +38,19 @@ class Places:
         if self._rooms is None:
             self._rooms = Rooms(self._world, self._now, self._settings)
             for shard in self._left:
-                self._rooms.release(shard)
+                self._rooms.release(shard, leaving=True)
         return self._rooms
 
     # What goes --------------------------------------------------------------------------------------------
 
     def drop(self, shard: Shard) -> None:
-        """A placement is given up. Its replica's id is free when no member is left."""
+        """A placement is given up. Its replica's id is free when no member is left; what its node measured of it before
+        it ended is nobody's load any more."""
         self._left.append(shard)
         self._members[shard.replica] -= 1
         self._dropped[shard.replica] = max(self._dropped.get(shard.replica, 0), shard.generation)
         if self._rooms is not None:
-            self._rooms.release(shard)
+            self._rooms.release(shard, leaving=True)
 
     # Choosing ---------------------------------------------------------------------------------------------
 

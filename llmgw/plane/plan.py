@@ -62,14 +62,18 @@ class _Planner(Round):
 
     def plan(self) -> Plan:
         by_model: dict[ModelName, list[Replica]] = {name: [] for name in self.world.models}
+        gone: set[ModelName] = set()
         for replica in replicas(self.world.shards.values()):
             if not replica.runs:
-                self.going(replica)
+                known = self.world.models.get(replica.model)
+                if self.going(replica, whole=known is not None and replica.revision != known.revision):
+                    gone.add(replica.model)
             elif replica.model in by_model:
                 by_model[replica.model].append(replica)
             else:
                 self.leave(replica, "its model is wanted no more")
-        for name in sorted(by_model):
+        # What a replica held is first its own model's: it may have gone to make room for its successor.
+        for name in sorted(by_model, key=lambda name: (name not in gone, name)):
             self._model(self.world.models[name], by_model[name])
         return Plan(tuple(self.steps), Map(self.unplaced), self.again, Map(self.ahead))
 

@@ -23,10 +23,22 @@ class Round:
         self.again: float | None = None
         self.leaving: set[ModelName] = set()
 
-    def going(self, replica: Replica) -> None:
-        """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more."""
-        here = [shard for shard in replica.members if not self._dropped(shard)]
-        if here and not self.hangs(replica):
+    def going(self, replica: Replica, *, whole: bool) -> bool:
+        """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more.
+        Whether nothing is left of it.
+
+        `whole`: it makes room for its successor, which needs all of that at once.
+        """
+        hung = bool(self.hangs(replica))
+        over = {shard.id: why for shard in replica.members if (why := self._over(shard))}
+        here = [shard for shard in replica.members if shard.id not in over]
+        if not here or not whole or hung or self.lost(*replica.nodes):
+            for shard in replica.members:
+                if shard.id in over:
+                    self.drop(shard, over[shard.id])
+        if not here:
+            return True
+        if not hung:
             self.leaving.add(replica.model)
         # Not heard of yet: the plane has just started, and what the gateways send there goes on.
         finishing = len(here) == len(replica.members) == size(replica.leader) and all(
@@ -39,7 +51,7 @@ class Round:
             due = self.now if since is None else since + within
             if due > self.now:
                 self.look(due)
-                return
+                return False
         for shard in here:
             if shard.want is Want.DRAIN:
                 self.steps.append(Stop(shard.id, shard.why or "it is drained"))
@@ -47,16 +59,14 @@ class Round:
                 self.steps.append(Stop(shard.id, f"the rest of {replica.id} is to stop"))
             elif shard.status is None:
                 self._unheard(shard)
+        return False
 
-    def _dropped(self, shard: Shard) -> bool:
+    def _over(self, shard: Shard) -> str:
+        """Why nothing is left of a shard, as far as anybody can tell; "" while something is."""
         node = self.world.nodes.get(shard.node)
         if node is None or node.stage is Stage.LOST:
-            self.drop(shard, f"{shard.node} is {'not known' if node is None else 'lost'}")
-        elif ended(shard):
-            self.drop(shard, f"it has {shard.state.value}")
-        else:
-            return False
-        return True
+            return f"{shard.node} is {'not known' if node is None else 'lost'}"
+        return f"it has {shard.state.value}" if ended(shard) else ""
 
     def _unheard(self, shard: Shard) -> None:
         """Unwanted before a word of it came, and told to stop meanwhile: after a while there is nothing to stop."""

@@ -21,12 +21,12 @@ from llmgw.plane.store.records import Stored, world_of
 from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Stage, Want, World
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import ControlMessage, StartShard
-from llmgw.wire.facts import EngineInstall, InstallState, ModelName, ShardId, ShardState
+from llmgw.wire.facts import EngineInstall, GpuLoad, GpuProcess, InstallState, ModelName, ShardId, ShardState
 from tests.plane.test_fleet import TINY as APPLIED
 from tests.plane.test_fleet import Agent, Plane, plane
 from tests.plane.test_gang import gang, says
 from tests.plane.test_plan import change, stage, wanted, words
-from tests.plane.worlds import CLOCK, hear, model, profile, ready, register, settle, status, world
+from tests.plane.worlds import CLOCK, GIB, hear, model, profile, ready, register, settle, status, world
 
 TINY = ModelName("tiny")
 
@@ -567,3 +567,44 @@ async def test_a_fleet_whose_new_profile_fails_serves_on_says_so_once_and_rolls_
         assert p.where() == {"tiny-0-0": ("n1", 1), "tiny-1-0": ("n2", 1)}
         assert {shard.revision for shard in p.fleet.world.value.shards.values()} == {1}
         assert "rollout-done" in p.kinds()
+
+
+# Others that wait for room ---------------------------------------------------------------------------------
+
+
+def test_what_makes_room_for_its_successor_makes_it_for_nobody_else() -> None:
+    for surge in (0, 1):
+        first = model("another", of=profile(threads=2, args=("--a",)))
+        here = served("n1", of=tiny(1, surge, threads=2))
+        here = wanted(here, here.models[TINY], first)
+        here = attrs.evolve(newer(here), models=newer(here).models.set(first.name, first))
+        here, *_ = rolled(here)
+        assert [(s.id, s.revision) for s in here.shards.values()] == [("tiny-0-0", 2)]
+
+
+def test_a_replica_of_several_nodes_makes_room_as_a_whole() -> None:
+    first = model("another", of=profile(threads=1, args=("--a",)))
+    nodes = [register(name, threads=1, engine_ports=(20_000, 20_999)) for name in ("n1", "n2")]
+    here = ready(settle(world(*nodes, models=[replace(gang(2), surge=0)]))[0])
+    here = newer(here)
+    here = attrs.evolve(here, models=here.models.set(first.name, first))
+    for now in (0.0, 40.0):
+        here, _ = settle(here, now)
+    here = says(here, "tiny-0-0", ShardState.STOPPED, 41.0)
+    assert settle(here, 41.0)[1] == ()  # one of its nodes alone is of no use to its successor
+    here, steps = settle(says(here, "tiny-0-1", ShardState.STOPPED, 42.0), 42.0)
+    assert words(steps)[-2:] == ["start tiny-0-0 g2 on n1", "start tiny-0-1 g2 on n2"]
+
+
+def test_what_a_node_measured_of_an_engine_before_it_ended_keeps_no_successor_away() -> None:
+    first = model("another", of=profile(engine="vllm", gpus=1))
+    mine = replace(model(of=profile(engine="vllm", gpus=1, args=("--old",))), surge=0)
+    here = ready(settle(world(register("n1", gpu=1), models=[mine]))[0])
+    here = newer(here)
+    here = attrs.evolve(here, models=here.models.set(first.name, first))
+    held = (GpuProcess("GPU-n1-0", 100, "vllm", 70 * GIB, ShardId("tiny-0-0")),)
+    here = hear(here, "n1", Heartbeat(gpus=(GpuLoad("GPU-n1-0", 70 * GIB),), gpu_processes=held), 1.0)
+    for now in (1.0, 40.0):
+        here, _ = settle(here, now)
+    here, steps = settle(says(here, "tiny-0-0", ShardState.STOPPED, 41.0), 41.0)
+    assert words(steps) == ["give up tiny-0-0", "start tiny-0-0 g2 on n1"]
