@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import click
 from llmgw import __version__
 from llmgw.commands import Group
 from llmgw.errors import BadInput, LlmgwError
+from llmgw.files import FULL
 
 #: What a shell says of a program that Ctrl-C has ended, and what click says of one whose reader went away.
 INTERRUPTED, BROKEN_PIPE = 130, 1
@@ -83,6 +85,7 @@ def node(args: Sequence[str] | None = None) -> int:
 
 def call(command: click.Command, name: str, args: Sequence[str] | None = None) -> int:
     """Run a command; what went wrong as a line on stderr and an exit status. Only a defect ends in a traceback."""
+    _writable()
     given = sys.argv[1:] if args is None else list(args)
     try:
         _readable(given)
@@ -94,13 +97,24 @@ def call(command: click.Command, name: str, args: Sequence[str] | None = None) -
     return status if isinstance(status, int) else 0
 
 
+def _writable() -> None:
+    """Let the output take what is written: where it is closed, and where the locale has no sign for a letter."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _readable(args: Sequence[str]) -> None:
     """Raise BadInput for an argument whose bytes are no text: it could be written nowhere, not even into an error."""
     for arg in args:
         try:
             arg.encode()
         except UnicodeEncodeError:
-            raise BadInput(f"the argument {os.fsencode(arg)!r} is not UTF-8 text") from None
+            encoding = sys.getfilesystemencoding().upper()
+            raise BadInput(f"the argument {os.fsencode(arg)!r} is not {encoding} text") from None
 
 
 def unwrapped(error: BaseException) -> BaseException:
@@ -129,13 +143,21 @@ def _status(error: BaseException, name: str) -> int:
         case KeyboardInterrupt() | click.Abort():
             return INTERRUPTED
         case BrokenPipeError():
-            # The interpreter flushes stdout once more at its end, and must find somewhere to flush it to.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _flushed_nowhere()
             return BROKEN_PIPE
+        case OSError() if error.errno in FULL and not error.filename:
+            _say(f"{name}: the output cannot be written: {error.strerror}")
+            _flushed_nowhere()
+            return 1
         case OSError() if error.filename and error.strerror:
             _say(f"{name}: {error.filename}: {error.strerror}")
             return 1
     raise error
+
+
+def _flushed_nowhere() -> None:
+    """The interpreter flushes stdout once more at its end, and must find somewhere to flush it to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(line: str) -> None:

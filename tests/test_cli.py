@@ -152,6 +152,24 @@ def test_an_argument_that_is_no_text_is_refused_whoever_gets_it(name: str, args:
     assert done.stderr.endswith(": the argument b'rack=\\xff' is not UTF-8 text\n")
 
 
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    code = f"{sys.executable} -W error -c 'import sys; from llmgw.cli import llmgw; sys.exit(llmgw())'"
+    return subprocess.run(
+        ["sh", "-c", script.replace("LLMGW", code)], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_full_disk_behind_the_output_is_said_in_a_line() -> None:
+    done = shell("LLMGW ctl completion bash > /dev/full")
+    assert (done.returncode, done.stderr) == (1, "llmgw: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_output_that_is_closed_takes_everything(closed: str) -> None:
+    done = shell(f"LLMGW ctl completion bash {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_errors_in_groups_of_one_come_out_bare(capsys: pytest.CaptureFixture[str]) -> None:
     error = NotFound("no node gpu-9", remedy="see `llmgw ctl nodes`")
     assert call(_raising(BaseExceptionGroup("a", [ExceptionGroup("b", [error])])), "x", []) == NotFound.exit_status

@@ -121,7 +121,9 @@ class Plane:
                 plain = self._target.url.startswith("http://")
                 return Unavailable(
                     f"{where} ended the connection: {_words(error).rstrip('.')}",
-                    remedy="does it speak TLS? write https://" if plain else "is it restarting?",
+                    remedy="does it speak TLS? write https://"
+                    if plain
+                    else "is it restarting, or is this not its admin port?",
                 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -11,7 +12,8 @@ import click
 _WITHIN = 1.5
 
 
-def _names(ctx: click.Context, incomplete: str, path: str, listed: str, key: str) -> list[str]:
+def _asked(ctx: click.Context, path: str) -> dict[str, Any]:
+    """What the plane answers; nothing where it does not: completion has nowhere to say what is wrong."""
     import httpx
     import msgspec
 
@@ -25,13 +27,27 @@ def _names(ctx: click.Context, incomplete: str, path: str, listed: str, key: str
         verify = client_context(plane.ca, plane.cert) if plane.ca is not None else False
         headers = {"Authorization": f"Bearer {plane.token}"} if plane.token else {}
         if plane.url.startswith("https://") and verify is False:
-            return []
+            return {}
         with httpx.Client(base_url=plane.url, verify=verify, headers=headers, timeout=_WITHIN, trust_env=False) as http:
-            rows = msgspec.json.decode(http.get(f"/api/v{API}/{path}").content, type=dict[str, object]).get(listed)
+            return msgspec.json.decode(http.get(f"/api/v{API}/{path}").content, type=dict[str, Any])
     except (LlmgwError, httpx.HTTPError, msgspec.MsgspecError):
-        return []  # completion has nowhere to say what is wrong
-    names = [str(row.get(key, "")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [name for name in names if name.startswith(incomplete)]
+        return {}
+
+
+def _names(ctx: click.Context, incomplete: str, path: str, listed: str, key: str) -> list[str]:
+    rows = _asked(ctx, path).get(listed, [])
+    return _fitting(incomplete, (row.get(key, "") for row in rows if isinstance(row, dict)))
+
+
+def _fitting(incomplete: str, names: Iterable[object]) -> list[str]:
+    return [name for name in dict.fromkeys(map(str, names)) if name.startswith(incomplete)]
+
+
+def _before(ctx: click.Context, name: str, place: int = 0) -> str:
+    """An argument that stands before, as one part of an address; "" when there is none that could be one."""
+    # Before the value of an option click has not told arguments apart yet.
+    given = ctx.args[place] if len(ctx.args) > place else ctx.params.get(name)
+    return quote(given, safe="") if isinstance(given, str) and given not in (".", "..") else ""
 
 
 def node_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -49,21 +65,52 @@ def replica_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return _names(ctx, incomplete, "replicas", "replicas", "id")
 
 
+def fabric_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of fabrics, for completion."""
+    return _names(ctx, incomplete, "fabrics", "fabrics", "name")
+
+
+def node_or_fabric_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of nodes and of fabrics, for completion."""
+    return [*node_names(ctx, param, incomplete), *fabric_names(ctx, param, incomplete)]
+
+
+def token_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of tokens that can be revoked, for completion."""
+    rows = _asked(ctx, "tokens").get("tokens", [])
+    return _fitting(incomplete, (row["id"] for row in rows if row.get("state") == "open"))
+
+
 def revision_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Revisions of the model that stands before, for completion."""
-    # Before the value of an option click has not told arguments apart yet.
-    model = ctx.params.get("model") or next(iter(ctx.args), None)
-    if not isinstance(model, str) or not model:
-        return []
-    return _names(ctx, incomplete, f"models/{quote(model, safe='')}/history", "revisions", "revision")
+    model = _before(ctx, "model")
+    return _names(ctx, incomplete, f"models/{model}/history", "revisions", "revision") if model else []
 
 
 def source_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Logs that a node can show: its agent's and its shards', for completion."""
-    node = ctx.params.get("node")
-    if not isinstance(node, str) or not node or not all(c.isalnum() or c in "._-" for c in node):
-        return []
-    return _names(ctx, incomplete, f"logs/{node}?lines=0", "sources", "name")
+    node = _before(ctx, "node")
+    return _names(ctx, incomplete, f"logs/{node}?lines=0", "sources", "name") if node else []
+
+
+def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Runs of the log that stands before, for completion."""
+    node, source = _before(ctx, "node"), _before(ctx, "source", 1)
+    rows = _asked(ctx, f"logs/{node}?lines=0").get("sources", []) if node else []
+    return _fitting(incomplete, (run for row in rows if quote(row["name"], safe="") == source for run in row["runs"]))
+
+
+def problem_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Subjects of a node's problems, and codes of the subject that stands before, for completion."""
+    node, subject = _before(ctx, "name"), ctx.params.get("subject")
+    rows = _asked(ctx, f"nodes/{node}").get("problems", []) if node else []
+    return _fitting(incomplete, (row[param.name] for row in rows if subject in (None, row["subject"])))
+
+
+def weights_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Sources of which a cache has something, for completion."""
+    nodes = _asked(ctx, "weights").get("nodes", [])
+    return _fitting(incomplete, (row["source"] for node in nodes for row in node["weights"]))
 
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]

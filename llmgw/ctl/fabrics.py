@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmgw.ctl.complete import node_names
+from llmgw.ctl.complete import fabric_names, node_or_fabric_names
 from llmgw.ctl.running import output, pretty, run, show, watched
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def fabrics(output: str, watch: float | None) -> None:
 
 
 @click.command()
-@click.argument("name", metavar="[FABRIC]", default="")
+@click.argument("name", metavar="[FABRIC]", default="", shell_complete=fabric_names)
 @click.option("--all", "everything", is_flag=True, help="Every switch, not only leaves and those with faults.")
 @click.option("--svg", is_flag=True, help="The drawing of the newest map instead, as SVG on standard output.")
 @watched
@@ -49,7 +49,7 @@ def fabric(name: str, everything: bool, svg: bool, output: str, watch: float | N
 
 
 @click.command("fabric-scan")
-@click.argument("what", nargs=-1, metavar="[FABRIC | NODE DEVICE[/PORT]]", shell_complete=node_names)
+@click.argument("what", nargs=-1, metavar="[FABRIC | NODE DEVICE[/PORT]]", shell_complete=node_or_fabric_names)
 @click.option("--raw", is_flag=True, help="What the tool printed on the node, as it is (takes NODE DEVICE).")
 @output
 def fabric_scan(what: tuple[str, ...], raw: bool, output: str) -> None:
@@ -96,7 +96,7 @@ def fabric_scan(what: tuple[str, ...], raw: bool, output: str) -> None:
 
 
 @click.command("fabric-diff")
-@click.argument("what", nargs=-1, metavar="[FABRIC] [FROM] [TO]")
+@click.argument("what", nargs=-1, metavar="[FABRIC] [FROM] [TO]", shell_complete=fabric_names)
 @output
 def fabric_diff(what: tuple[str, ...], output: str) -> None:
     """What changed between two maps that are kept, and what that touches.
@@ -134,7 +134,9 @@ def fabric_diff(what: tuple[str, ...], output: str) -> None:
 @click.command("fabric-route")
 @click.argument("start", metavar="FROM")
 @click.argument("end", metavar="TO")
-@click.option("--fabric", "name", default="", metavar="FABRIC", help="Where there is more than one.")
+@click.option(
+    "--fabric", "name", default="", metavar="FABRIC", shell_complete=fabric_names, help="Where there is more than one."
+)
 @output
 def fabric_route(start: str, end: str, name: str, output: str) -> None:
     """The cables that traffic takes from one port to another, by the switches' own tables.

@@ -48,7 +48,7 @@ def _share(kind: float, words: str) -> Callable[[Callable[..., object]], Callabl
 
 
 @click.command("fabric-test")
-@click.argument("nodes", nargs=-1, shell_complete=node_names)
+@click.argument("nodes", nargs=-1, metavar="[A B | --all [NODE...]]", shell_complete=node_names)
 @click.option("--all", "everybody", is_flag=True, help="Every pair of the fleet, or of the nodes given.")
 @click.option(
     "--nodes", "listed", default="", metavar="A,B,...", help="With --all: only these, as the arguments say too."

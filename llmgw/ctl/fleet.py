@@ -72,7 +72,9 @@ def why(model: str, output: str, watch: float | None) -> None:
 
 
 @click.command()
-@click.option("-f", "--file", "path", required=True, metavar="FILE", help='models.toml; "-" is standard input.')
+@click.option(
+    "-f", "--file", "path", required=True, metavar="FILE", type=click.Path(), help='models.toml; "-" is standard input.'
+)
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @output
 def apply(path: str, dry_run: bool, output: str) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmgw.ctl.complete import node_names, token_ids
 from llmgw.ctl.naming import OrderedGroup, segment
 from llmgw.ctl.running import output, pretty, run, show, watched
 
@@ -20,7 +21,7 @@ def token() -> None:
 
 @token.command()
 @click.option("--ttl", default="1h", metavar="TIME", help="For how long it can be used: 30m, 1h, 7d. [1h]")
-@click.option("--node", default="", metavar="NAME", help="Only this node may use it.")
+@click.option("--node", default="", metavar="NAME", shell_complete=node_names, help="Only this node may use it.")
 @click.option("--replace", is_flag=True, help="The node was set up anew: its older certificates end. Needs --node.")
 @click.option("--note", default="", help="For whom or what it is; shown by `token list`.")
 @output
@@ -61,7 +62,7 @@ def list_tokens(output: str, watch: float | None) -> None:
 
 
 @token.command()
-@click.argument("id")
+@click.argument("id", shell_complete=token_ids)
 @output
 def revoke(id: str, output: str) -> None:
     """End a token before it was used."""

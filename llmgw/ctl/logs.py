@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmgw.ctl.complete import node_names, source_names
+from llmgw.ctl.complete import node_names, run_names, source_names
 from llmgw.ctl.naming import segment
 from llmgw.ctl.running import complain, output, pretty, run
 
@@ -24,7 +24,14 @@ _RETRY = 2.0
 @click.argument("source", default="agent", shell_complete=source_names)
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
 @click.option("-n", "--lines", default=100, type=click.IntRange(0, 100_000), help="How many of the last lines. [100]")
-@click.option("--run", "which", default="", metavar="RUN", help="An earlier run; without one the newest.")
+@click.option(
+    "--run",
+    "which",
+    default="",
+    metavar="RUN",
+    shell_complete=run_names,
+    help="An earlier run; without one the newest.",
+)
 @output
 def logs(node: str, source: str, follow: bool, lines: int, which: str, output: str) -> None:
     """Show a log of a node: its agent's, or that of SOURCE, a shard there."""

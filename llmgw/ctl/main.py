@@ -39,10 +39,20 @@ Exit status:
 
 @click.group(cls=Ctl, name="ctl", epilog=_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--plane", metavar="URL", help="The plane's admin address, https://HOST:PORT. [LLMGW_PLANE]")
-@click.option("--token-file", metavar="FILE", help="An administrator's token. [LLMGW_TOKEN_FILE, LLMGW_TOKEN]")
-@click.option("--cert", metavar="FILE", help="An administrator's key and certificate (PEM). [LLMGW_CERT]")
-@click.option("--ca", metavar="FILE", help="The plane's CA certificate (PEM). [LLMGW_CA]")
-@click.option("--dir", "directory", metavar="DIR", help="A plane's directory on this machine: address, CA and token.")
+@click.option(
+    "--token-file", metavar="FILE", type=click.Path(), help="An administrator's token. [LLMGW_TOKEN_FILE, LLMGW_TOKEN]"
+)
+@click.option(
+    "--cert", metavar="FILE", type=click.Path(), help="An administrator's key and certificate (PEM). [LLMGW_CERT]"
+)
+@click.option("--ca", metavar="FILE", type=click.Path(), help="The plane's CA certificate (PEM). [LLMGW_CA]")
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="A plane's directory on this machine: address, CA and token.",
+)
 def ctl(plane: str | None, token_file: str | None, cert: str | None, ca: str | None, directory: str | None) -> None:
     """Ask and steer a plane.
 

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from llmgw.ctl.complete import node_names
+from llmgw.ctl.complete import node_names, problem_words
 from llmgw.ctl.naming import NodeGroup, segment
 from llmgw.ctl.running import complain, done, output, show, watched
 from llmgw.errors import BadInput
@@ -102,8 +102,8 @@ def drain(name: str, within: str | None, output: str) -> None:
 
 @click.command()
 @NAME
-@click.argument("subject")
-@click.argument("code")
+@click.argument("subject", shell_complete=problem_words)
+@click.argument("code", shell_complete=problem_words)
 @click.option("--for", "how_long", default="24h", metavar="TIME", help="For how long (24h); 0 ends it.")
 @output
 def ack(name: str, subject: str, code: str, how_long: str, output: str) -> None:

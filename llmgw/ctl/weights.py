@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmgw.ctl.complete import node_names
+from llmgw.ctl.complete import model_names, node_names, weights_names
 from llmgw.ctl.running import done, output, pretty, run, show, watched
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def weights(node: str, output: str, watch: float | None) -> None:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=model_names)
 @click.argument("nodes", nargs=-1, metavar="[NODE...]", shell_complete=node_names)
 @click.option(
     "--rate", type=_Size(), metavar="SIZE", help="Bytes per second, such as 50MB; a shard that waits lifts it."
@@ -75,7 +75,10 @@ def fetch(source: str, nodes: tuple[str, ...], rate: int | None, refresh: bool, 
 @click.option("--yes", is_flag=True, help="Remove it. Without this only the plan is shown.")
 @click.option("--dry-run", is_flag=True, help="Show the plan only, which is the default.")
 @click.option("--grace", type=_Duration(), default="1h", metavar="DURATION", help="Keep what was used since. [1h]")
-@click.option("--source", "sources", multiple=True, metavar="SOURCE", help="Only this source; may be given again.")
+@click.option(
+    "--source", "sources", multiple=True, metavar="SOURCE", shell_complete=weights_names,
+    help="Only this source; may be given again.",
+)  # fmt: skip
 @output
 def gc(nodes: tuple[str, ...], yes: bool, dry_run: bool, grace: float, sources: tuple[str, ...], output: str) -> None:
     """Remove weights that no wanted model names, on NODE or on all nodes.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from llmgw.ctl.complete import node_names
+from llmgw.ctl.complete import node_names, node_or_fabric_names
 from llmgw.ctl.fleet import spoken
 from llmgw.ctl.naming import OrderedGroup
 from llmgw.ctl.running import output, pretty, run
@@ -43,7 +43,7 @@ def drain(node: str, within: str | None, output: str) -> None:
 
 
 @what_if.command()
-@click.argument("name", metavar="NODE|FABRIC", shell_complete=node_names)
+@click.argument("name", metavar="NODE|FABRIC", shell_complete=node_or_fabric_names)
 @output
 def lose(name: str, output: str) -> None:
     """If a node, or every port of a fabric, were gone.
@@ -54,8 +54,15 @@ def lose(name: str, output: str) -> None:
 
 
 @what_if.command()
-@click.argument("path", metavar="FILE", required=False)
-@click.option("-f", "--file", "other", metavar="FILE", help='models.toml, as for `apply`; "-" is standard input.')
+@click.argument("path", metavar="FILE", required=False, type=click.Path())
+@click.option(
+    "-f",
+    "--file",
+    "other",
+    metavar="FILE",
+    type=click.Path(),
+    help='models.toml, as for `apply`; "-" is standard input.',
+)
 @output
 def apply(path: str | None, other: str | None, output: str) -> None:
     """If the models of FILE were applied."""

@@ -493,6 +493,16 @@ async def test_a_watch_outlives_the_plane_and_says_since_when_it_is_gone(tmp_pat
     assert process.returncode == 130
 
 
+async def test_a_terminal_without_a_letter_shows_another_in_its_place(rig: Rig) -> None:
+    await ok(rig, "label", "node-a", "size=groß")
+    command = [*PROGRAM, "--dir", str(rig.directory), "nodes"]
+    done = await trio.run_process(
+        command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_stdout=True, capture_stderr=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"size=gro?" in done.stdout
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 async def test_the_completion_script_of_a_shell(shell: str) -> None:
     result = await elsewhere("completion", shell)
@@ -504,7 +514,7 @@ async def completed(rig: Rig, words: str) -> list[str]:
     env = {**os.environ, "_LLMGW_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = [sys.executable, "-c", "from llmgw.cli import llmgw; llmgw()"]
     result = await trio.run_process(program, env=env, capture_stdout=True)
-    return [line.split(",", 1)[1] for line in result.stdout.decode().splitlines()]
+    return [line.split(",", 1)[1] for line in result.stdout.decode().split()]
 
 
 async def test_names_of_nodes_and_models_are_completed(rig: Rig) -> None:
@@ -517,6 +527,17 @@ async def test_names_of_nodes_and_models_are_completed(rig: Rig) -> None:
     for command in ("scale", "rollback", "history"):
         assert await completed(rig, f"{ctl} {command} t") == ["tiny"]
     assert await completed(rig, f"{ctl} rollback tiny --to ") == ["1"]
+    assert await completed(rig, f"{ctl} rollback .. --to ") == []
+    assert await completed(rig, f"{ctl} logs node-a tiny-0-0 --run ") == ["1", "2"]
+    assert await completed(rig, f"{ctl} logs node-a --run ") == []
+    assert await completed(rig, f"{ctl} what-if lose node-") == ["node-a", "node-b"]
+    assert await completed(rig, f"{ctl} fetch t") == ["tiny"]
+    assert await completed(rig, f"{ctl} token create --node gp") == ["gpu-01"]
+    problem = (await asked(rig, "problems"))["problems"][0]
+    assert problem["subject"] in await completed(rig, f"{ctl} ack {problem['node']} ")
+    assert problem["code"] in await completed(rig, f"{ctl} ack {problem['node']} {problem['subject']} ")
+    token = (await asked(rig, "token", "create"))["id"]
+    assert await completed(rig, f"{ctl} token revoke ") == [token]
 
 
 async def test_completion_without_a_plane_is_silent() -> None:
