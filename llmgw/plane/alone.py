@@ -205,8 +205,7 @@ def _times(asked: Resources, times: int) -> Resources:
         asked,
         gpus=asked.gpus * times,
         cpu_threads=asked.cpu_threads * times,
-        memory_bytes=asked.memory_bytes * times,
-        disk_bytes=asked.disk_bytes * times,
+        memory_bytes=asked.memory_bytes * times,  # the weights come once
     )
 
 

@@ -179,8 +179,8 @@ def _weights(world: World, model: Model) -> tuple[str, str]:
         if node is None or node.facts is None or brought(node, source):
             continue
         held = next((weights for weights in node.facts.weights if weights.source == source), None)
-        if held is not None and held.error and not held.fetching:
-            failed[id] = held.error
+        if held is not None and held.error:
+            failed[id] = f"{held.error}{', and is tried again now' if held.fetching else ''}"
         else:
             awaited.append(id)
     if failed:

@@ -129,6 +129,9 @@ def test_weights_that_cannot_be_brought_pause_the_change_and_are_tried_again() -
     assert str(rollout_of(here, here.models[TINY])).startswith(
         f"paused: {NEW} cannot be brought to n1: the hub says no; "
     )
+    again = holds(here, "n1", Weights(source=NEW, error="the hub says no", fetching=True))
+    assert said.judge(again, CLOCK) == ()
+    assert "the hub says no, and is tried again now; " in str(rollout_of(again, here.models[TINY]))
     assert book.due(commands(here), here, 20.0) == ()
     assert [node for node, _ in book.due(commands(here), here, FETCH_AGAIN)] == ["n1"]
 

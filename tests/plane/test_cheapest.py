@@ -359,6 +359,13 @@ def test_what_is_on_its_way_out_is_only_waited_for() -> None:
     assert in_words(answer(here)) == "wait until a-0-0 on n1 has ended"
 
 
+def test_replicas_that_share_a_node_need_the_disk_for_their_weights_once() -> None:
+    two = model("new", replicas=2, of=profile(threads=2, disk=60 * GIB))
+    here = operate.cordon(world(register("n1", threads=4, disk=100 * GIB), models=[two]), NodeId("n1"), True, 0.0)[0]
+    here = attrs.evolve(here, unplaced=plan(here, 0.0).unplaced)
+    assert why(here, NEW, 0.0).smallest_change == "`llmgw ctl uncordon n1`"
+
+
 def test_foreign_processes_are_named_by_pid() -> None:
     here = world(register("n1", gpu=1), models=[model("new", of=profile(gpus=1))])
     here = hear(here, "n1", Heartbeat(gpu_processes=(GpuProcess("GPU-n1-0", 4711, "train.py", 40 * GIB),)))
