@@ -14,8 +14,8 @@ from llmgw.ctl.show import (
     columns,
     fields,
     number,
-    of,
     percent,
+    progress,
     section,
     size,
     when,
@@ -83,7 +83,7 @@ _MEMBERS = (
     Column("RANK", right=True),
     Column("SHARD"),
     Column("NODE"),
-    Column("STATE"),
+    Column("STATE", prose=True),
     Column("FOR", right=True, extra=2),
     Column("ADDRESS", extra=3),
     Column("PORTS", extra=4),
@@ -99,8 +99,6 @@ _MEMBERS = (
 
 def _member(member: MemberView) -> tuple[Cell, ...]:
     shard = member.shard
-    progress = shard.progress
-    done = f"{progress.what} {of(size(progress.done), size(progress.total))}" if progress else ""
     ports = {**({"http": shard.port} if shard.port else {}), **member.ports}
     return (
         str(shard.rank),
@@ -109,7 +107,7 @@ def _member(member: MemberView) -> tuple[Cell, ...]:
         words(
             word(shard.state),
             "" if shard.want == "run" else f"to {shard.want}",
-            done,
+            progress(shard.progress),
             f"again in {age(shard.retry_in)}" if shard.retry_in is not None else "",
             f"{age(shard.stop_in)} left" if shard.stop_in is not None else "",
         ),

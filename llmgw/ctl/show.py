@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from llmgw.units import format_duration
+from llmgw.wire.replicaapi import ProgressView
 
 #: As wide as prose needs to be to be read in several lines.
-_PROSE = 28
+_PROSE = 24
 #: How wide a line may become where nobody folds it: in a pipe or a file.
 _ENDLESS = 100_000
 _STYLES = {
@@ -161,6 +162,13 @@ def number(value: float | None) -> str:
 def of(part: str, whole: str) -> str:
     """A part and its whole, as far as they are known."""
     return f"{part or '?'} of {whole or '?'}" if part or whole else ""
+
+
+def progress(now: ProgressView | None) -> str:
+    """What is being done and how far; a transfer that has no byte yet says only what it is about."""
+    if now is None:
+        return ""
+    return f"{clean(now.what)} {of(size(now.done), size(now.total))}" if now.done or now.total else clean(now.what)
 
 
 def counted(counts: Mapping[str, int]) -> Text:

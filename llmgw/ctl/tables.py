@@ -19,6 +19,7 @@ from llmgw.ctl.show import (
     number,
     of,
     percent,
+    progress,
     section,
     size,
     when,
@@ -205,19 +206,19 @@ def _change(model: ModelView) -> Text:
 
 _REPLICAS = (
     Column("REPLICA"),
-    Column("STATE"),
+    Column("STATE", prose=True),
     Column("NODE"),
     Column("PORT", right=True, extra=2),
     Column("AGE", right=True, extra=3),
-    Column("RESTARTS", right=True, extra=1),
+    Column("RESTARTS", right=True, extra=3),
     Column("CPU", right=True, extra=5),
     Column("MEMORY", right=True, extra=6),
     Column("IN FLIGHT", right=True, extra=4),
     Column("MODEL", extra=8),
     Column("REVISION", right=True, extra=7),
-    Column("WAITS FOR", extra=3, prose=True),
+    Column("WAITS FOR", extra=2, prose=True),
     Column("WARNING", extra=1, prose=True),
-    Column("LAST FAILURE", extra=2, prose=True),
+    Column("LAST FAILURE", extra=1, prose=True),
 )
 
 
@@ -232,13 +233,13 @@ def _replicas(found: tuple[ReplicaView, ...], width: int) -> RenderableType:
 def _replica(replica: ReplicaView) -> tuple[Cell, ...]:
     loads = [shard.cpu_percent for shard in replica.shards if shard.cpu_percent is not None]
     memory = [shard.rss_bytes for shard in replica.shards if shard.rss_bytes is not None]
-    progress = next((shard.progress for shard in replica.shards if shard.progress is not None), None)
+    coming = next((shard.progress for shard in replica.shards if shard.progress is not None), None)
     retry = min((shard.retry_in for shard in replica.shards if shard.retry_in is not None), default=None)
     return (
         replica.id,
         words(
             word(replica.state),
-            f"{progress.what} {of(size(progress.done), size(progress.total))}" if progress else "",
+            progress(coming),
             f"again in {age(retry)}" if retry is not None else "",
         ),
         "+".join(replica.nodes),
@@ -258,7 +259,7 @@ def _replica(replica: ReplicaView) -> tuple[Cell, ...]:
 
 _SHARDS = (
     Column("SHARD"),
-    Column("STATE"),
+    Column("STATE", prose=True),
     Column("NODE"),
     Column("FOR", right=True, extra=3),
     Column("GEN", right=True, extra=5),
@@ -266,8 +267,8 @@ _SHARDS = (
     Column("PID", right=True, extra=4),
     Column("CPU", right=True, extra=6),
     Column("MEMORY", right=True, extra=6),
-    Column("RESTARTS", right=True, extra=1),
-    Column("LAST FAILURE", extra=2, prose=True),
+    Column("RESTARTS", right=True, extra=3),
+    Column("LAST FAILURE", extra=1, prose=True),
 )
 
 
@@ -288,13 +289,13 @@ def shard_table(found: Iterable[ShardView], width: int, *, nothing: str = "", he
 
 
 def shard(one: ShardView) -> tuple[Cell, ...]:
-    failure, progress = one.last_failure, one.progress
+    failure = one.last_failure
     return (
         one.id,
         words(
             word(one.state),
             "" if one.want == "run" else f"to {one.want}",
-            f"{progress.what} {of(size(progress.done), size(progress.total))}" if progress else "",
+            progress(one.progress),
             f"again in {age(one.retry_in)}" if one.retry_in is not None else "",
             f"{age(one.stop_in)} left" if one.stop_in is not None else "",
         ),

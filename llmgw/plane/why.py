@@ -162,7 +162,7 @@ def _standing(world: World, shard: Shard, now: float) -> Standing:
         words.append(waits)
     if shard.status is not None and shard.status.progress is not None and state is not ShardState.READY:
         done = shard.status.progress
-        words.append(f"{done.what}: {done.done / done.total:.0%} done" if done.total else f"{done.what}: {done.done}")
+        words.append(f"{done.what}: {done.done / done.total:.0%} done" if done.total else done.what)
     return Standing(
         shard=shard.id, node=shard.node, generation=shard.generation, state=state.value, text="; ".join(words)
     )

@@ -15,7 +15,16 @@ from llmgw.plane.admin import views
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.world import World
 from llmgw.wire.api import StatusReply
-from llmgw.wire.replicaapi import AttemptView, FailureView, MemberView, ReplicaReply, ShardView
+from llmgw.wire.replicaapi import (
+    AttemptView,
+    FailureView,
+    MemberView,
+    ProgressView,
+    ReplicaReply,
+    ReplicasReply,
+    ReplicaView,
+    ShardView,
+)
 from tests.plane.admin.sample import NOW, WALL, draining_world, gang_world, world
 
 Table = Callable[[Answer, int], RenderableType]
@@ -169,3 +178,21 @@ def test_a_draining_node_shows_what_is_left_and_an_empty_one_is_drained() -> Non
 def test_status_counts_the_replicas_that_have_no_place() -> None:
     reply = StatusReply(plane="p", replicas_wanted=7, replicas={"ready": 2, "failed": 2})
     assert "7 wanted: 2 ready, 2 failed, 3 not placed" in drawn(reply, tables.status)
+
+
+def test_a_long_word_on_a_transfer_leaves_room_for_what_has_failed() -> None:
+    why = "weights (https://hub.example cannot be asked: the name or the service is not known)"
+    coming = ShardView(id="a-0-0", state="fetching", node="gpu-01", progress=ProgressView(what=why))
+    failed = ShardView(id="big-model-1-0", state="failed", node="gpu-02", retry_in=30.0, restarts=2)
+    reply = ReplicasReply(
+        replicas=(
+            ReplicaView(id="a-0", state="fetching", nodes=("gpu-01",), shards=(coming,)),
+            ReplicaView(
+                id="big-model-1", state="failed", nodes=("gpu-02",), shards=(failed,), restarts=2, cause="out of memory"
+            ),
+        )
+    )
+    lines = drawn(reply, tables.replicas, 80).splitlines()
+    assert lines[0].split() == ["REPLICA", "STATE", "NODE", "LAST", "FAILURE"]
+    assert any(line.split() == "big-model-1 failed again in 30s gpu-02 out of memory".split() for line in lines)
+    assert "of ?" not in "".join(lines)
