@@ -193,6 +193,6 @@ def test_a_long_word_on_a_transfer_leaves_room_for_what_has_failed() -> None:
         )
     )
     lines = drawn(reply, tables.replicas, 80).splitlines()
-    assert lines[0].split() == ["REPLICA", "STATE", "NODE", "LAST", "FAILURE"]
-    assert any(line.split() == "big-model-1 failed again in 30s gpu-02 out of memory".split() for line in lines)
+    assert lines[0].split() == ["REPLICA", "STATE", "NODE", "RESTARTS", "LAST", "FAILURE"]
+    assert any(line.split() == "big-model-1 failed again in 30s gpu-02 2 out of memory".split() for line in lines)
     assert "of ?" not in "".join(lines)
