@@ -6,7 +6,7 @@ import os
 import resource
 import struct
 
-from llmgw.node import files
+from llmgw.node import files, pci
 from llmgw.node.view import View
 from llmgw.wire.facts import HostLimits
 
@@ -34,6 +34,7 @@ def limits(view: View) -> HostLimits:
         fabric_manager=fabric_manager(view),
         umad=any(name.startswith("umad") for name in rdma),
         uverbs=any(name.startswith("uverbs") for name in rdma),
+        nvswitches=pci.nvswitches(view),
     )
 
 

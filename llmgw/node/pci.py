@@ -8,6 +8,7 @@ from llmgw.node.view import View
 
 NVIDIA = "0x10de"
 DISPLAY, ACCELERATOR_3D = "0x0300", "0x0302"
+OTHER_BRIDGE = "0x0680"
 
 
 def gpus(view: View) -> tuple[PciGpu, ...]:
@@ -32,6 +33,16 @@ def gpus(view: View) -> tuple[PciGpu, ...]:
         node = files.number(folder / "numa_node")
         found.append(PciGpu(name.lower(), node if node is not None and node >= 0 else None))
     return tuple(found)
+
+
+def nvswitches(view: View) -> int:
+    """NVSwitches on the bus. None where they are another machine's: a virtual machine's host's, a rack's trays'."""
+    devices = view.at("sys/bus/pci/devices")
+    return sum(
+        files.text(devices / name / "vendor") == NVIDIA
+        and (files.text(devices / name / "class") or "").startswith(OTHER_BRIDGE)
+        for name in files.names(devices)
+    )
 
 
 def _given(view: View, name: str) -> bool:

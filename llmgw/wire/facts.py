@@ -99,6 +99,7 @@ class HostLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fabric_manager: str | None = None  # systemd's word: "active", "inactive", ...; None: not installed
     umad: bool | None = None  # /dev/infiniband/umad*: the InfiniBand tools can be used
     uverbs: bool | None = None
+    nvswitches: int | None = None  # on this machine's PCI
 
 
 class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -102,3 +102,13 @@ def test_rdma_device_files_are_looked_for_by_kind(tmp_path: Path) -> None:
     write(tmp_path, "dev/infiniband/uverbs0")
     found = limits(View(root=tmp_path))
     assert (found.uverbs, found.umad) == (True, False)
+
+
+def test_the_nvswitches_of_this_machine_are_counted_on_its_bus(tmp_path: Path) -> None:
+    for number, (vendor, kind) in enumerate(
+        (("0x10de", "0x068000"),) * 6 + (("0x10de", "0x030200"), ("0x8086", "0x068000"))
+    ):
+        write(tmp_path, f"sys/bus/pci/devices/0000:0{number}:00.0/vendor", vendor)
+        write(tmp_path, f"sys/bus/pci/devices/0000:0{number}:00.0/class", kind)
+    assert limits(View(root=tmp_path)).nvswitches == 6
+    assert limits(View(root=tmp_path / "none")).nvswitches == 0

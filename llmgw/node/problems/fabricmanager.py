@@ -22,8 +22,11 @@ GONE = (
 
 
 def missed(gpu: Gpu, fabric: GpuFabric | None, host: Host) -> bool:
-    """Whether a GPU cannot work without it, and does not say so itself."""
-    switched = any(way.startswith("NV") for way in gpu.topology.values())
+    """Whether a GPU cannot work without it, and does not say so itself.
+
+    NVLinks that nobody set up are no way to a peer: then only the switches on the bus tell of them.
+    """
+    switched = bool(host.limits.nvswitches) or any(way.startswith("NV") for way in gpu.topology.values())
     silent = fabric is None or fabric.state == "not-supported"
     return switched and silent and host.limits.fabric_manager == "inactive"
 

@@ -23,15 +23,21 @@ def test_a_fabric_manager_that_ended_is_missed_where_it_is_this_nodes_own() -> N
 
 
 @pytest.mark.parametrize(
-    ("way", "manager", "bad"),
-    [("NV12", "inactive", True), ("NV12", "active", False), ("NV12", None, False), ("PIX", "inactive", False)],
+    ("way", "switches", "manager", "bad"),
+    [
+        ("NV12", None, "inactive", True),
+        ("SYS", 6, "inactive", True),  # never ran since the machine booted: no NVLink is up
+        ("NV12", 6, "active", False),
+        ("NV12", None, None, False),
+        ("PIX", 0, "inactive", False),
+    ],
 )
 def test_switched_gpus_that_do_not_tell_of_their_fabric_need_the_manager(
-    way: str, manager: str | None, bad: bool
+    way: str, switches: int | None, manager: str | None, bad: bool
 ) -> None:
     """An A100 knows no fabric state; CUDA fails with 802 all the same."""
     seen = view()
     switched = tuple(replace(each, topology={"GPU-x": way}) for each in seen.gpus)
-    host = Host(boot_id="boot", limits=HostLimits(fabric_manager=manager))
+    host = Host(boot_id="boot", limits=HostLimits(fabric_manager=manager, nvswitches=switches))
     problems = found(Facts(host=host, gpus=attrs.evolve(seen, gpus=switched)))
     assert ("gpu:GPU-0 fabric-manager" in problems) is bad
