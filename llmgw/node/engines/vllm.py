@@ -12,7 +12,7 @@ from llmgw.node.engines import Asking, Command, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, gpu_weights, memory, utilization
 from llmgw.node.engines.contents import Contents
-from llmgw.node.engines.flags import conflicts, given, shortened, taken
+from llmgw.node.engines.flags import conflicts, given, shortened, taken, value
 from llmgw.node.engines.known import VLLM
 from llmgw.node.engines.shape import Sizes, misfits, portless
 from llmgw.node.engines.wires import NCCL_TELLS
@@ -64,6 +64,7 @@ _CACHE_GIB = 4  # of a CPU shard that asked for no memory: what vLLM took before
 _EXECUTOR = ("--distributed-executor-backend",)
 _WAIT = ("--distributed-timeout-seconds",)
 _POOLING = ("--runner", "--task", "--convert")
+_MAKES_TOKENS = (None, "auto", "generate", "none")
 _READ = (*_OURS, *_TENSOR, *_PIPELINE, *_DATA, *_CONTEXT, *_MEMORY, *_EXECUTOR, *_WAIT, *_POOLING)
 
 
@@ -170,7 +171,7 @@ class Vllm:
             return None
         return Asking(
             dead_after=2,
-            token=not given(spec.args, *_POOLING),
+            token=all(value(spec.args, name) in _MAKES_TOKENS for name in _POOLING),
             running=("vllm:num_requests_running",),
             waiting=("vllm:num_requests_waiting",),
             made=("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),

@@ -263,6 +263,24 @@ def test_503_means_that_the_engine_is_dead_and_a_follower_is_not_asked() -> None
     assert VLLM.asking(spec("vllm", rank=1, peers=("a", "b"))) is None
 
 
+@pytest.mark.parametrize(
+    ("args", "token"),
+    [
+        ((), True),
+        (("--runner", "generate", "--convert=none"), True),
+        (("--task", "auto"), True),
+        (("--runner=pooling",), False),
+        (("--task", "embed"), False),
+        (("--task", "transcription"), False),
+        (("--convert", "classify"), False),
+    ],
+)
+def test_only_a_model_that_makes_tokens_has_to_make_one(args: tuple[str, ...], token: bool) -> None:
+    asking = VLLM.asking(spec("vllm", *args))
+    assert asking is not None
+    assert asking.token is token
+
+
 RECORDED = Path(__file__).parents[2] / "recorded" / "vllm"
 
 
