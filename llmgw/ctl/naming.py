@@ -37,7 +37,8 @@ class Ctl(OrderedGroup):
         except click.NoSuchOption as error:
             option = error.option_name
             if any(option in param.opts for param in self.params):
-                error.message = f"{option} stands before the command: {ctx.command_path} {option} ..."
+                words = f"{option} stands before the command: {ctx.command_path} {option} ..."
+                raise click.NoSuchOption(option, words, ctx=error.ctx) from None
             raise
 
 
