@@ -204,12 +204,14 @@ def _accepted(node: Node, code: str) -> bool:
 
 def _fault(node: Node, port: Port, usual: Mapping[tuple[str, str], float]) -> Fault | None:
     state = port.state.rpartition(":")[2].strip().upper()
-    if state and state != "ACTIVE":
+    if not state:
+        return Fault(port.device, "its state cannot be read")
+    if state != "ACTIVE":
         physical = port.physical_state.rpartition(":")[2].strip().lower()
         words = state.lower() if state != "DOWN" or physical in ("", "linkup") else f"down ({physical})"
         return Fault(port.device, "down" if words == "down (polling)" else words)
     unread = any("lid" in file for file in port.unreadable)
-    if port.kind == "ib" and state and port.lid is None and port.sm_lid is None and not unread:
+    if port.kind == "ib" and port.lid is None and port.sm_lid is None and not unread:
         return Fault(port.device, "no subnet manager configured it")
     if node.facts is not None and node.facts.host.limits.uverbs is False:
         return Fault(port.device, "no /dev/infiniband/uverbs* to open it by")

@@ -88,6 +88,12 @@ def test_only_roce_v2_gids_that_are_routed_count() -> None:
     assert only(good).faults == ()
 
 
+def test_a_port_whose_state_nobody_can_read_is_not_known_to_be_up() -> None:
+    masked = ib(1, fabric="red", state="", unreadable=("state: permission denied",))
+    found = only(railed("n1", ib(0, fabric="red"), masked))
+    assert found.faults == (Fault("mlx5_1", "its state cannot be read"),)
+
+
 def test_adapters_of_one_kind_should_carry_as_much_as_the_best_of_them() -> None:
     slow = ib(1, fabric="red", rate_gbps=200.0)
     assert [str(fault) for fault in only(railed("n1", ib(0, fabric="red"), slow)).faults] == ["mlx5_1: 200 of 400 Gb/s"]
