@@ -78,6 +78,8 @@ _COUNTED = {
 
 def _gateways(counts: Mapping[str, float | int | str | None]) -> Text:
     shown = [f"{counts[name]} {words}" for name, words in _COUNTED.items() if counts.get(name)]
+    if counts.get("requests") == 1:
+        shown[0] = "1 request"
     if "requests" in counts and not counts["requests"]:
         shown.insert(0, "no request yet")
     # A newer plane may count more.

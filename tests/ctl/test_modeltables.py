@@ -196,3 +196,9 @@ def test_a_long_word_on_a_transfer_leaves_room_for_what_has_failed() -> None:
     assert lines[0].split() == ["REPLICA", "STATE", "NODE", "RESTARTS", "LAST", "FAILURE"]
     assert any(line.split() == "big-model-1 failed again in 30s gpu-02 2 out of memory".split() for line in lines)
     assert "of ?" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 request\n"), (2, "2 requests\n")])
+def test_one_request_is_one(count: int, words: str) -> None:
+    shown = drawn(StatusReply(plane="p", gateway={"requests": count}), tables.status)
+    assert words in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
