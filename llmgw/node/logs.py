@@ -155,7 +155,7 @@ class Logs:
 
     async def _agent(self, request: LogsRequest, sources: tuple[LogSource, ...]) -> LogsReply:
         most = min(max(1, request.lines), _MOST_LINES)
-        if not request.after.isdigit():
+        if not request.after.isdecimal():
             lines, cursor = self._ring.last(most), self._ring.cursor
             return LogsReply(lines=lines, sources=sources, source=AGENT, cursor=str(cursor))
         after = int(request.after)
@@ -170,7 +170,7 @@ class Logs:
         runs = [str(run) for run in sorted(self._runs(folder))] or list(source.runs)
         most = min(max(1, request.lines), _MOST_LINES)
         run, mark, at = request.after.rpartition(":")
-        if mark and at.isdigit() and run in runs:
+        if mark and at.isdecimal() and run in runs:
             data, end, lost = _from(folder / f"{run}.log", int(at))
             newer = runs[runs.index(run) + 1 :]
             if not data and newer and not request.run:

@@ -380,7 +380,7 @@ class Fabrics:
         for name in self._standing:
             node, _, port = name.partition(":")
             device, _, number = port.rpartition("/")
-            if device and number.isdigit():
+            if device and number.isdecimal():
                 now = self.managers.at.get(PortKey(node, device, int(number)))
                 if now is not None and now != name:
                     found.append((name, now))

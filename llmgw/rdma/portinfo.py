@@ -45,5 +45,5 @@ def portinfo(ran: Ran, guid: int, port: int) -> PortState | Trouble:
         enabled_speeds=_speeds(said.get("LinkSpeedEnabled", "")) + _speeds(said.get("LinkSpeedExtEnabled", "")),
         state=said.get("LinkState", ""),
         physical=said.get("PhysLinkState", ""),
-        mtu=int(mtu) if mtu.isdigit() else None,
+        mtu=int(mtu) if mtu.isdecimal() else None,
     )

@@ -49,7 +49,7 @@ def parse(lines: Iterable[str]) -> Tables:
         if match := _ENTRY.match(line):
             if here is None:
                 strange.append(line[:200])
-            elif match["port"].isdigit():
+            elif match["port"].isdecimal():
                 here[int(match["lid"], 16)] = min(int(match["port"]), NOWHERE)
         elif match := _TABLE.match(line):
             here = switches.setdefault(int(match["guid"], 16), {})

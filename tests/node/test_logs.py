@@ -56,6 +56,14 @@ async def test_what_comes_after_a_cursor_is_waited_for(logs: Logs) -> None:
     assert (await logs.answer(LogsRequest(source=SHARD, after=reply.cursor))).lines == ("half a line",)
 
 
+@pytest.mark.parametrize("after", ["²", "1:²", "x", "1:x"])
+@pytest.mark.parametrize("source", [SHARD, "agent"])
+async def test_a_cursor_that_is_none_asks_for_the_last_lines(logs: Logs, source: str, after: str) -> None:
+    write(logs, RunName(1), b"one\ntwo\n")
+    plain = await logs.answer(LogsRequest(source=source))
+    assert (await logs.answer(LogsRequest(source=source, after=after))).lines == plain.lines
+
+
 async def test_nothing_new_within_the_wait_is_an_empty_answer_with_the_same_cursor(logs: Logs) -> None:
     write(logs, RunName(1), b"one\n")
     cursor = (await logs.answer(LogsRequest(source=SHARD))).cursor

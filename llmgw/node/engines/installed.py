@@ -303,4 +303,4 @@ def _as(outcome: Found | LlmgwError, version: str) -> Found | LlmgwError:
 def _order(version: str) -> tuple[tuple[int, str], ...]:
     """Versions by their numbers: 0.10 is newer than 0.9, and a release than its candidates."""
     parts = version.partition("+")[0].replace("-", ".").replace("_", ".").split(".")
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)

@@ -97,7 +97,7 @@ class Listing:
             raise FetchFailed(f"{self.text} cannot be fetched: {error}", remedy="check the source") from None
         if status == 429 or status >= 500:
             raise Again(f"it answers {status}", retry_after(answer.headers))
-        if status not in (200, 206) or not size.isdigit():
+        if status not in (200, 206) or not size.isdecimal():
             words = f"the server answers {status}" if status not in (200, 206) else "the server tells no size"
             raise FetchFailed(f"{self.text}: {words}", remedy="check the source")
         return int(size)

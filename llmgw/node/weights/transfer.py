@@ -275,7 +275,7 @@ async def _right(
         return
     if status == 200:
         length = response.headers.get("content-length", "")
-        if length.isdigit() and int(length) != size and not response.headers.get("content-encoding"):
+        if length.isdecimal() and int(length) != size and not response.headers.get("content-encoding"):
             raise Again(f"{host} has {length} bytes where {size} were announced")
         if partial.size:
             way.moved(-partial.size)
@@ -297,7 +297,7 @@ async def _right(
 def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds after which a server wants to be asked again; 0 where it does not say, or says a date."""
     text = headers.get("retry-after", "")
-    return float(text) if text.isdigit() and len(text) < 6 else 0.0
+    return float(text) if text.isdecimal() and len(text) < 6 else 0.0
 
 
 def words_of(error: httpx.TransportError) -> str:

@@ -325,5 +325,5 @@ def _range(here: Sequence[Node]) -> str:
 
 def _by_name(node: Node) -> tuple[list[tuple[int, str]], int]:
     """Names in the order of their numbers: leaf-9 before leaf-10."""
-    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(node.name) if part]
+    parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(node.name) if part]
     return parts, node.guid

@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -103,6 +103,7 @@ names = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs
 
 
 @given(st.lists(names, min_size=1, max_size=12), st.booleans())
+@example(["leaf-²"], False)
 def test_any_names_make_well_formed_svg_with_nothing_but_known_shapes(labels: list[str], cabled: bool) -> None:
     switch = Node(1, "switch", 65, labels[0])
     hosts = tuple(Node(10 + at, "host", 1, label) for at, label in enumerate(labels))
