@@ -157,7 +157,7 @@ class _Planner(Round):
         going = [r for r in serving if r.ready][: max(0, surplus)]
         if paused:
             dispensable = sorted((r for r in serving if r in kept), key=lambda r: (r.ready, order(r)))
-            going = [r for r in going if r not in kept] + dispensable[: max(0, len(serving) - wanted)]
+            going = [r for r in going if r not in kept] + dispensable[: max(0, len(dispensable) - wanted)]
         if surplus >= 0:
             going += silent  # enough serve without those that a plane which has just started has yet to hear of
         for replica in going:
@@ -166,7 +166,11 @@ class _Planner(Round):
 
         missing = room_for
         absent = max(0, missing - len(serving))
-        ahead = min(sum(r in draining for r in serving), missing - absent)
+        emptied = [r for r in serving if r in draining]
+        if paused:
+            lacking = wanted - ready - sum(r in kept for r in serving)
+            emptied = self._as_they_were(model, emptied, lacking, wanted)
+        ahead = min(len(emptied), missing - absent)
         placed = self._place(model, absent + ahead)
         older = [r for r in serving if r in outdated]
         if placed == absent + ahead and not paused:
@@ -175,6 +179,20 @@ class _Planner(Round):
         short = unmoved + absent + ahead - placed
         if short:
             self._unplaced(model, wanted, max(0, wanted - unmoved - max(0, absent - placed)))
+
+    def _as_they_were(self, model: Model, emptied: Sequence[Replica], lacking: int, wanted: int) -> list[Replica]:
+        """While a rollout is paused, what a drain moves comes again as it was, up to as many as are lacking. Those of
+        which the profile is the present one, or known no more."""
+        rest: list[Replica] = []
+        for replica in emptied:
+            past = rollout.of_revision(model, replica.revision)
+            if past is None or past.revision == model.revision:
+                rest.append(replica)
+            elif lacking > 0:
+                lacking -= 1
+                if not self._place(past, 1):
+                    self._unplaced(past, wanted, wanted)
+        return rest
 
     def _roll(self, model: Model, older: Sequence[Replica], missing: int, unready: int, wanted: int) -> None:
         """The next part of a rolling change: replicas of the new profile more, or one of the old less to make room.

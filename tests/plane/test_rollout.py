@@ -419,11 +419,19 @@ def test_without_a_pause_a_lost_nodes_replica_comes_back_with_the_new_profile_an
     assert (after.node, after.revision, after.restarts, after.first_failure) == ("n2", 2, 0, None)
 
 
-def test_a_draining_nodes_replica_is_replaced_though_the_rollout_is_paused() -> None:
-    here = change(paused("n1", "n2", "n3", replicas=2), "n1", draining=True)
+def test_a_draining_nodes_replica_moves_as_it_was_though_the_rollout_is_paused() -> None:
+    here = change(paused("n1", "n2", "n3"), "n1", draining=True)
     here, steps = settle(here, 50.0)
-    assert not [word for word in words(steps) if word.startswith("drain")]
-    assert in_service(here) == 2
+    assert words(steps) == ["start tiny-3-0 g1 on n2"]
+    assert here.shards[ShardId("tiny-3-0")].revision == 1
+    here, steps = settle(says(here, "tiny-3-0", ShardState.READY, 60.0), 60.0)
+    assert words(steps) == ["drain tiny-0-0"]
+    # Where it has no place it serves on, and it is said why.
+    here = change(paused("n1", "n2"), "n2", draining=True)
+    here = change(here, "n1", cordoned=True)
+    found = plan(here, 50.0)
+    assert not [word for word in words(found.steps) if word.startswith("drain")]
+    assert {(r.node, r.check) for r in found.unplaced[TINY].reasons} >= {("n1", "cordon"), ("n2", "drain")}
 
 
 def test_a_lost_node_ends_no_pause() -> None:
