@@ -169,12 +169,18 @@ def in_the_way(world: World, shard: Shard) -> Stray | None:
     That is the leader, wherever it runs, and any other member on this node, whose memory this one is to have. What
     cannot be told to stop is not waited for.
     """
+    if size(shard) < 2:
+        return None
     leader = member_id(shard.replica, 0)
-    for (node, id), stray in sorted(world.strays.items()) if size(shard) > 1 else ():
-        older = id != shard.id and stray.status.generation < shard.generation
-        if older and (id == leader or (node == shard.node and replica_of(id) == shard.replica)) and hears(world, node):
-            return stray
-    return None
+    found = [
+        (key, stray)
+        for key, stray in world.strays.items()
+        if (key[1] == leader or (key[0] == shard.node and replica_of(key[1]) == shard.replica))
+        and key[1] != shard.id
+        and stray.status.generation < shard.generation
+        and hears(world, key[0])
+    ]
+    return min(found)[1] if found else None
 
 
 def ends_by(world: World, shard: Shard) -> float | None:

@@ -31,6 +31,7 @@ class Places:
         for shard in world.shards.values():
             self._members[shard.replica] = self._members.get(shard.replica, 0) + 1
         self._highest: dict[ReplicaId, int] | None = None
+        self._ending: set[ReplicaId] | None = None
         self._dropped: dict[ReplicaId, int] = {}
 
     @property
@@ -151,9 +152,11 @@ class Places:
         return tuple(steps)
 
     def _free_id(self, model: ModelName) -> ReplicaId:
+        if self._ending is None:
+            strays = self._world.strays.items()
+            self._ending = {replica_of(id) for (_, id), one in strays if one.status.state is ShardState.STOPPING}
         number = 0
-        ending = {replica_of(id) for (_, id), s in self._world.strays.items() if s.status.state is ShardState.STOPPING}
-        while self._members.get(id := ReplicaId(f"{slug(model)}-{number}")) or id in ending:
+        while self._members.get(id := ReplicaId(f"{slug(model)}-{number}")) or id in self._ending:
             number += 1  # what still ends may hang, and would be in its way
         return id
 
