@@ -100,8 +100,15 @@ class Shards:
         return tuple(life.status for life in self._book.lives.values())
 
     def sources(self) -> frozenset[str]:
-        """The weights that shards here use or are about to: none of them may be removed (C8)."""
-        return frozenset(life.order.spec.source for life in self._book.lives.values())
+        """The weights that shards here use or are about to: none of them may be removed (C8).
+
+        One that has failed uses nothing before it is ordered anew: the plane may have done without it long since.
+        """
+        return frozenset(
+            life.order.spec.source
+            for life in self._book.lives.values()
+            if life.running or life.status.state.alive or life.wish.generation > life.status.generation
+        )
 
     def running(self) -> tuple[Running, ...]:
         """What every shard runs or is about to: no engine of it may be removed."""

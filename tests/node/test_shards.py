@@ -164,6 +164,18 @@ async def test_a_failed_shard_is_not_started_again_by_the_same_generation_but_by
         await told.until(READY)
 
 
+async def test_a_failed_shard_keeps_no_weights_until_it_is_ordered_anew(tmp_path: Path) -> None:
+    async with running(shards(tmp_path)) as told:
+        told.shards.start(order(1, engine="python", env={"PROGRAM": "raise SystemExit(3)"}))
+        assert told.shards.sources() == {order().spec.source}
+        await told.until(FAILED)
+        assert told.shards.sources() == frozenset()
+        told.shards.start(order(2))
+        assert told.shards.sources() == {order().spec.source}
+        await told.until(READY)
+        assert told.shards.sources() == {order().spec.source}
+
+
 async def test_an_engine_that_leaves_by_itself_with_code_0_has_failed(tmp_path: Path) -> None:
     async with running(shards(tmp_path)) as told:
         told.shards.start(order(engine="python", env={"PROGRAM": "print('bye')"}))
