@@ -17,6 +17,7 @@ import trio
 from click.testing import CliRunner, Result
 
 from llmgw.ctl.main import ctl
+from llmgw.pki import make_key, make_request
 from llmgw.wire.facts import NodeId
 from tests.plane.admin.rig import Rig, served
 
@@ -471,6 +472,16 @@ async def test_following_ends_when_the_reader_leaves_though_nothing_happens(rig:
             complaint = await trio.to_thread.run_sync(process.stderr.read)
             await trio.to_thread.run_sync(process.wait)
     assert (complaint, process.returncode) == (b"", 0)
+
+
+async def test_a_node_that_was_shut_out_is_not_said_to_have_no_agent_only(rig: Rig) -> None:
+    await rig.admin.authority.issue("gpu-01", make_request(make_key()))
+    assert "what it logs" in (await call(rig, "logs", "gpu-01")).stderr
+    await ok(rig, "node", "revoke", "gpu-01", "--yes")
+    for args in (["logs", "gpu-01"], ["doctor", "gpu-01"]):
+        result = await call(rig, *args)
+        assert (result.exit_code, "was revoked or has expired" in result.stderr) == (6, True)
+    assert "was revoked or has expired" in await ok(rig, "weights", "gpu-01")
 
 
 async def test_a_log_of_no_lines_is_empty_and_a_fleet_without_events_says_so(rig: Rig) -> None:

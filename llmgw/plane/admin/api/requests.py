@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from quart import Blueprint, Response, request
 
-from llmgw.errors import BadInput, Failed, NotFound
+from llmgw.errors import AgentGone, BadInput, Failed, NotFound
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import MOST_WAIT, answer, number
 from llmgw.wire.api import DoctorView, FindingView, LogSourceView, LogsReplyView
 from llmgw.wire.control import DoctorRequest, LogsRequest, Request
+from llmgw.wire.facts import NodeId
 
 if TYPE_CHECKING:
     from llmgw.plane.admin.app import Admin
@@ -36,6 +37,16 @@ async def asked(admin: Admin, name: str, question: Request[R], within: float) ->
         return await admin.hub.ask(node, question, within=within)
     except Failed as error:
         raise _ASKERS.get(error.said, Failed)(error.what) from None
+    except AgentGone as error:
+        if _shut_out(admin, node):
+            remedy = "its certificate was revoked or has expired (`llmgw ctl certs`): it must join again"
+            raise AgentGone(error.what, remedy=remedy) from None
+        raise
+
+
+def _shut_out(admin: Admin, node: NodeId) -> bool:
+    """Whether it has had certificates, and none of them counts any more."""
+    return admin.authority.current(node) is None and any(found.name == node for found in admin.authority.list())
 
 
 def blueprint(admin: Admin) -> Blueprint:

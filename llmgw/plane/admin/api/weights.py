@@ -14,6 +14,7 @@ from llmgw.plane import weights as judge
 from llmgw.plane import whence
 from llmgw.plane.admin import views
 from llmgw.plane.admin.answers import answer, body
+from llmgw.plane.admin.api.requests import asked
 from llmgw.plane.world import Node, World
 from llmgw.sources import is_path, parse
 from llmgw.units import format_duration
@@ -70,7 +71,7 @@ def blueprint(admin: Admin) -> Blueprint:
         return named or tuple(node for _, node in sorted(world().nodes.items()))
 
     async def held(node: NodeId) -> tuple[Weights, ...]:
-        return (await admin.hub.ask(node, WeightsRequest(), within=LIST_WITHIN)).weights
+        return (await asked(admin, node, WeightsRequest(), LIST_WITHIN)).weights
 
     @part.get("/weights")
     async def weights() -> Response:
