@@ -27,7 +27,7 @@ async def aside(function: Callable[..., bytes], *args: bytes, nice: int = 5) -> 
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))}
     done = await trio.run_process(
-        [sys.executable, "-m", "llmgw.aside_child", function.__module__, function.__qualname__, str(nice)],
+        [sys.executable, "-P", "-m", "llmgw.aside_child", function.__module__, function.__qualname__, str(nice)],
         stdin=msgspec.msgpack.encode(args), capture_stdout=True, capture_stderr=True, check=False,
         env=environment, deliver_cancel=_kill,
     )  # fmt: skip

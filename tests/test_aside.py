@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 
+from llmgw import __version__
 from llmgw.aside import aside, here
-from llmgw.errors import Failed
+from llmgw.demo.main import run
+from llmgw.demo.processes import command
+from llmgw.errors import BadInput, Failed
 from llmgw.node.mapping import Mapped, confirmed, mapped
 from llmgw.rdma import fabric
 from llmgw.rdma.fabric import Map
@@ -31,6 +36,28 @@ async def test_the_answer_comes_from_another_process_and_is_the_same_as_here() -
     there = await aside(mapped, missing, b"")
     assert there == await here(mapped, missing, b"")
     assert msgspec.msgpack.decode(there, type=Mapped).code == "not-installed"
+
+
+@pytest.fixture
+def namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """We stand in a directory that has something called as our package is, such as the one above a clone."""
+    package = tmp_path / "llmgw"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('this is another llmgw')")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("namesake")
+async def test_what_lies_where_we_were_started_is_not_taken_for_the_package() -> None:
+    missing = msgspec.msgpack.encode({"tool": "ibnetdiscover", "exit": None, "out": "/dev/null", "err": "/dev/null"})
+    assert await aside(mapped, missing, b"") == await here(mapped, missing, b"")
+
+
+@pytest.mark.usefixtures("namesake")
+@pytest.mark.parametrize("program", ["llmgw", "llmgw-plane", "llmgw-node"])
+def test_the_demo_runs_its_programs_wherever_it_was_started(program: str) -> None:
+    done = subprocess.run(command(program, "--version"), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, __version__ in done.stdout) == (0, "", True)
 
 
 async def test_an_exception_over_there_is_told_with_its_last_words() -> None:
@@ -69,3 +96,9 @@ async def test_the_loop_goes_on_while_a_large_map_is_worked_on() -> None:
         nursery.cancel_scope.cancel()
     assert ticks > 5
     assert len(fabric.unpack(answer).nodes) == 19999
+
+
+@pytest.mark.parametrize(("place", "words"), [("/etc/passwd", "is a file, where a directory is due")])
+async def test_a_demo_without_a_directory_to_lie_in_is_refused(place: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        await run(once=True, directory=Path(place))

@@ -28,6 +28,7 @@ from rich.console import Console
 
 from llmgw.demo.processes import MARK, call, environment, leftovers, start, stop
 from llmgw.errors import LlmgwError, TimedOut
+from llmgw.files import make_directory
 from llmgw.tinymodel import write_tiny
 
 NODES = ("node-a", "node-b")
@@ -69,8 +70,8 @@ class Demo:
 
 async def run(*, once: bool = False, directory: Path | None = None) -> None:
     """The demo from an empty directory to none. Raises LlmgwError when a step fails; the logs are kept then."""
-    root = directory or Path(tempfile.mkdtemp(prefix="llmgw-demo-"))
-    root.mkdir(parents=True, exist_ok=True)
+    root = (directory or Path(tempfile.mkdtemp(prefix="llmgw-demo-"))).absolute()
+    make_directory(root)
     out = Console(highlight=False)
     demo = Demo(root, Ports(*free_ports(3)), out, environment(str(root)))
     kept = directory is not None

@@ -22,7 +22,9 @@ _ENTRY = {"llmgw-plane": "plane", "llmgw-node": "node", "llmgw": "llmgw"}
 
 def command(program: str, *args: str) -> list[str]:
     """One of our programs, run by the interpreter that runs this one."""
-    return [sys.executable, "-c", f"import sys; from llmgw.cli import {_ENTRY[program]} as f; sys.exit(f())", *args]
+    code = f"import sys; from llmgw.cli import {_ENTRY[program]} as f; sys.exit(f())"
+    # Not what lies in the directory where we were started: a clone is called as the package is.
+    return [sys.executable, "-P", "-c", code, *args]
 
 
 def environment(mark: str) -> dict[str, str]:

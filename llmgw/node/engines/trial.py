@@ -111,7 +111,7 @@ class Trial:
         """Load a tiny model and wait until it would serve: only this executes the code that needs the right CPU."""
         model = folder / "tiny.gguf"
         # By a process of its own: what it takes of memory is given back, and the agent stays small.
-        write = [sys.executable, "-m", "llmgw.tinymodel", str(model)]
+        write = [sys.executable, "-P", "-m", "llmgw.tinymodel", str(model)]
         written = await trio.run_process(
             write, capture_stdout=True, capture_stderr=True, check=False, env=self.environment(place)
         )

@@ -137,7 +137,7 @@ class Sharing:
 async def child(orders: Orders) -> int:
     """One process from start to end; its exit code. Cancelled, it ends with its standard input."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "llmgw.node.weights.share"], stdin=subprocess.PIPE, cwd="/"
+        [sys.executable, "-P", "-m", "llmgw.node.weights.share"], stdin=subprocess.PIPE, cwd="/"
     )
     assert process.stdin is not None
     try:

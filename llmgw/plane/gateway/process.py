@@ -178,7 +178,7 @@ async def _worker(orders: Orders, sockets: list[socket.socket], stop: trio.Event
     """One worker from start to end; its exit code."""
     fds = tuple(sock.fileno() for sock in sockets)
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "llmgw.plane.gateway.worker"], stdin=subprocess.PIPE, pass_fds=fds
+        [sys.executable, "-P", "-m", "llmgw.plane.gateway.worker"], stdin=subprocess.PIPE, pass_fds=fds
     )
     assert process.stdin is not None
     try:
