@@ -171,7 +171,10 @@ class _Planner(Round):
             lacking = wanted - ready - sum(r in kept for r in serving)
             emptied = self._as_they_were(model, emptied, lacking, wanted)
         ahead = min(len(emptied), missing - absent)
-        placed = self._place(model, absent + ahead)
+        # More than there were are wanted: as those are that serve, while what should replace them does not start.
+        like = rollout.of_revision(model, max(r.revision for r in kept)) if kept else None
+        placed = self._place(like or model, absent)
+        placed += self._place(model, ahead) if placed == absent else 0
         older = [r for r in serving if r in outdated]
         if placed == absent + ahead and not paused:
             unready = placed + moved + unmoved + sum(not r.ready for r in staying)

@@ -434,6 +434,17 @@ def test_a_draining_nodes_replica_moves_as_it_was_though_the_rollout_is_paused()
     assert {(r.node, r.check) for r in found.unplaced[TINY].reasons} >= {("n1", "cordon"), ("n2", "drain")}
 
 
+def test_scaling_up_while_it_is_paused_brings_more_of_what_serves() -> None:
+    here = operate.scale(paused("n1", "n2", "n3"), "tiny", 4, CLOCK)[0]
+    here, steps = settle(here, 50.0)
+    assert words(steps) == ["start tiny-3-0 g1 on n1"]
+    assert here.shards[ShardId("tiny-3-0")].revision == 1
+    assert settle(here, 51.0)[1] == ()
+    # Once it goes on all of them are replaced.
+    here, *_ = rolled(ready(here, 52.0))
+    assert [s.revision for s in here.shards.values()] == [2] * 4
+
+
 def test_a_lost_node_ends_no_pause() -> None:
     here = says(paused("n1", "n2", "n3"), "tiny-0-0", ShardState.FAILED, 50.0)
     assert here.shards[ShardId("tiny-2-0")].node == "n3"
