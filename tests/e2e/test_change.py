@@ -58,6 +58,8 @@ async def slow_stream(fleet: Rig, engine: psutil.Process) -> AsyncIterator[Async
                     yield lines
                     return
                 engine.resume()
+                async for _ in lines:
+                    pass
         raise AssertionError("every answer had ended before its engine could be held")
 
 

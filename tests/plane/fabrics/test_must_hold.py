@@ -69,18 +69,25 @@ async def test_a_killed_master_is_one_event_with_both_guids_within_one_poll_of_i
 
 
 async def test_a_hand_back_is_one_event_and_its_moment_of_standby_is_none(tmp_path: Path) -> None:
-    async with watched(tmp_path, nodes=(2, 14), aggregation=False) as watch:
-        first, second = watch.site.first, watch.site.second
-        assert first is not None
-        assert second is not None
-        first.end(signal.SIGTERM)
-        assert await poll_until(watch, "sm-changed") == ["sm-changed"]
-        again = watch.site.fabric.manager(first.at, 14, sweep=1)
-        again.wait_for("Entering MASTER")
-        assert await poll_until(watch, "sm-changed") == ["sm-changed"]
-        event = watch.plane.events()[-1]
-        assert (event.data["from"], event.data["to"]) == (second.guid, first.guid)
-        assert await poll_for(watch, 3.0) == []
+    for turn in range(6):
+        async with watched(tmp_path / str(turn), nodes=(2, 14), aggregation=False) as watch:
+            first, second = watch.site.first, watch.site.second
+            assert first is not None
+            assert second is not None
+            first.end(signal.SIGTERM)
+            assert await poll_until(watch, "sm-changed") == ["sm-changed"]
+            again = watch.site.fabric.manager(first.at, 14, sweep=1)
+            try:
+                again.wait_for("SUBNET UP", within=12)
+            except TimeoutError:
+                # Over the simulator, opensm 3.3.23 on a busy machine may hang for ever when it gives or is given one.
+                continue
+            assert await poll_until(watch, "sm-changed") == ["sm-changed"]
+            event = watch.plane.events()[-1]
+            assert (event.data["from"], event.data["to"]) == (second.guid, first.guid)
+            assert await poll_for(watch, 3.0) == []
+            return
+    raise AssertionError("opensm hung in six rigs one after the other")
 
 
 async def test_a_split_and_its_merge_are_told_of_managers_and_of_the_half_that_is_not_seen(tmp_path: Path) -> None:
