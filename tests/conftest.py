@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import signal
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 ROCE = "tests/rigs/roce/"
+
+# A busy machine is no fault of what is tested.
+hypothesis.settings.register_profile("llmgw", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("llmgw")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
