@@ -6,35 +6,28 @@ the steps, so that one which got lost is simply sent again.
 
 The unit is the replica, whose members begin and end together. The rules, in the order in which they apply to a model:
 a lost node's replicas move on at the next generation (D4); a draining node's are replaced first and then drained;
-a new profile goes through the replicas, some beside the old ones or one by one (rollout.py); what has failed starts
+a new profile goes through the replicas, some beside the old ones or one by one (rolling.py); what has failed starts
 again after its back-off, on its nodes while that makes sense; what is missing is placed; what is too much goes, the
 worst first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 from immutables import Map
 
 from llmgw.plane import idle, rollout
 from llmgw.plane.attempts import EVERYWHERE
-from llmgw.plane.checks import Need, brought, carries, installed
+from llmgw.plane.checks import carries
 from llmgw.plane.gang import Replica, ended, order, replicas
-from llmgw.plane.members import Choice
-from llmgw.plane.rooms import reads
-from llmgw.plane.round import Round
+from llmgw.plane.rolling import Rolling
+from llmgw.plane.round import AGAIN
 from llmgw.plane.steps import Plan, Step, enact
-from llmgw.plane.why import nearest, smallest
-from llmgw.plane.world import DEFAULT, Model, Settings, Stage, Unplaced, World
+from llmgw.plane.world import DEFAULT, Model, Settings, Stage, World
 from llmgw.wire.facts import ModelName, NodeId
 
 #: Rounds of one plan: each lets what the one before freed be used.
 _ROUNDS = 8
-
-#: How soon to look again for room that nobody announces (memory that is freed), in seconds.
-AGAIN = 5.0
 
 
 def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
@@ -52,13 +45,8 @@ def plan(world: World, now: float, settings: Settings = DEFAULT) -> Plan:
     return Plan(steps, found.unplaced, now, found.ahead)
 
 
-class _Planner(Round):
+class _Planner(Rolling):
     """One round of planning, model by model."""
-
-    def __init__(self, world: World, now: float, settings: Settings) -> None:
-        super().__init__(world, now, settings)
-        self.unplaced: dict[ModelName, Unplaced] = {}
-        self.ahead: dict[tuple[NodeId, str], int] = {}
 
     def plan(self) -> Plan:
         by_model: dict[ModelName, list[Replica]] = {name: [] for name in self.world.models}
@@ -140,7 +128,7 @@ class _Planner(Round):
                 moved += 1
         for replica in hung if paused else ():
             past = rollout.of_revision(model, replica.revision)
-            if room_for > 0 and past is not None and past.revision != model.revision and self._place(past, 1):
+            if room_for > 0 and past is not None and past.revision != model.revision and self.place(past, 1):
                 moved, room_for = moved + 1, room_for - 1
 
         # On draining nodes and with an older profile: whatever serves stays until its replacement does.
@@ -169,93 +157,19 @@ class _Planner(Round):
         emptied = [r for r in serving if r in draining]
         if paused:
             lacking = wanted - ready - sum(r in kept for r in serving)
-            emptied = self._as_they_were(model, emptied, lacking, wanted)
+            emptied = self.as_they_were(model, emptied, lacking, wanted)
         ahead = min(len(emptied), missing - absent)
         # More than there were are wanted: as those are that serve, while what should replace them does not start.
         like = rollout.of_revision(model, max(r.revision for r in kept)) if kept else None
-        placed = self._place(like or model, absent)
-        placed += self._place(model, ahead) if placed == absent else 0
+        placed = self.place(like or model, absent)
+        placed += self.place(model, ahead) if placed == absent else 0
         older = [r for r in serving if r in outdated]
         if placed == absent + ahead and not paused:
             unready = placed + moved + unmoved + sum(not r.ready for r in staying)
-            self._roll(model, older, missing - absent - ahead, unready, wanted)
+            self.roll(model, older, missing - absent - ahead, unready, wanted)
         short = unmoved + absent + ahead - placed
         if short:
-            self._unplaced(model, wanted, max(0, wanted - unmoved - max(0, absent - placed)))
-
-    def _as_they_were(self, model: Model, emptied: Sequence[Replica], lacking: int, wanted: int) -> list[Replica]:
-        """While a rollout is paused, what a drain moves comes again as it was, up to as many as are lacking. Those of
-        which the profile is the present one, or known no more."""
-        rest: list[Replica] = []
-        for replica in emptied:
-            past = rollout.of_revision(model, replica.revision)
-            if past is None or past.revision == model.revision:
-                rest.append(replica)
-            elif lacking > 0:
-                lacking -= 1
-                if not self._place(past, 1):
-                    self._unplaced(past, wanted, wanted)
-        return rest
-
-    def _roll(self, model: Model, older: Sequence[Replica], missing: int, unready: int, wanted: int) -> None:
-        """The next part of a rolling change: replicas of the new profile more, or one of the old less to make room.
-
-        So many may be on their way at once as the surge says, so a profile that does not start stops it. Where there
-        is no room beside the old ones, or none is wanted there, one goes when all the others are ready, and when the
-        engine and the weights are where the new one will be: that takes minutes or hours, in which the old one serves.
-        """
-        if not older or missing <= 0:
-            return
-        unready += self._place(model, min(missing, model.surge - unready))
-        if unready or (model.surge and model.name in self.leaving):
-            return  # what leaves makes room in a moment, and as many serve as are wanted
-        if any(self.unheard(replica) for replica in older):
-            return  # whether it serves is known when its node returns or is lost
-        need, waits = Need.of(model), False
-        for replica in older:
-            if waits and not self._prepared(replica.nodes, need):
-                continue  # as another one does
-            choice = self._following(model, replica, need)
-            if choice is None:
-                continue
-            if self._prepared(choice.nodes, attrs.evolve(need, version=choice.version or need.version)):
-                self.leave(replica, f"room is needed for revision {model.revision} of its profile")
-                return
-            if not waits:
-                for node in self._without_weights(choice.nodes, need):
-                    self.ahead[node, need.source] = need.resources.disk_bytes
-            waits = True
-        if not waits:
-            self._unplaced(model, wanted, wanted - 1)
-
-    def _following(self, model: Model, replica: Replica, need: Need) -> Choice | None:
-        """Where a replica as the model is now goes once this one leaves: where there is room already, or in its place.
-
-        Of nodes that would do, those to which its weights are brought already stay the ones.
-        """
-        if (choice := self.places.choose(model)) is not None:
-            if not any(source == need.source for _, source in self.world.ahead) or self._prepared(choice.nodes, need):
-                return choice
-            nodes, ahead = self.world.nodes, self.world.ahead
-            rest = [id for id in nodes if (id, need.source) not in ahead and not brought(nodes[id], need.source)]
-            return self.places.choose(model, rest) or choice
-        cordoned = any(self._cordoned(node) for node in replica.nodes)  # which takes its own again, but nothing new
-        if not cordoned and (here := self.places.here(replica, model)) is not None:
-            return here
-        return self.places.instead(replica, model) if replica.gang or model.profile.nodes > 1 else None
-
-    def _prepared(self, nodes: Sequence[NodeId], need: Need) -> bool:
-        """Whether a replica could start on these nodes, by rank, as soon as they have room for it."""
-        there = all(installed(self.world.nodes[node], need) for node in nodes)
-        return there and not self._without_weights(nodes, need)
-
-    def _without_weights(self, nodes: Sequence[NodeId], need: Need) -> list[NodeId]:
-        readers = (node for rank, node in enumerate(nodes) if reads(need.engine, rank))
-        return [node for node in readers if not brought(self.world.nodes[node], need.source)]
-
-    def _cordoned(self, node: NodeId) -> bool:
-        known = self.world.nodes.get(node)
-        return known is not None and known.cordoned
+            self.refuse(model, wanted, max(0, wanted - unmoved - max(0, absent - placed)))
 
     def _again(self, model: Model, replica: Replica, wanted: int) -> None:
         """The next attempt of a replica whose last one is over, when it is due; or that outgrew our records (D4)."""
@@ -314,24 +228,7 @@ class _Planner(Round):
             why = f"{why}; it fits on {where} no more; {choice.why}"
             self.steps += self.places.again(model, replica, choice, why, moved=True)
             return
-        self._unplaced(model, wanted, wanted - 1)
-
-    # Placing ----------------------------------------------------------------------------------------------
-
-    def _place(self, model: Model, count: int) -> int:
-        """Place up to `count` new replicas; how many found their nodes."""
-        for done in range(count):
-            choice = self.places.choose(model)
-            if choice is None:
-                return done
-            self.steps += self.places.start(model, choice)
-        return max(0, count)
-
-    def _unplaced(self, model: Model, wanted: int, standing: int) -> None:
-        reasons = self.places.refused(model)
-        change = smallest(reasons, Need.of(model))
-        self.unplaced[model.name] = Unplaced(model.name, wanted, standing, nearest(reasons), change)
-        self.look(self.now + AGAIN)
+        self.refuse(model, wanted, wanted - 1)
 
     def _worth(self, replica: Replica) -> tuple[int, int]:
         """The smaller, the better to keep."""

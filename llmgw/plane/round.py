@@ -1,4 +1,4 @@
-"""One round of a plan: the places as they fill up, the steps so far, and how replicas leave.
+"""One round of a plan: the places as they fill up, the steps so far, how replicas come and how they leave.
 
 Pure; plan.py says which replicas begin and which leave, and why.
 """
@@ -6,11 +6,16 @@ Pure; plan.py says which replicas begin and which leave, and why.
 from __future__ import annotations
 
 from llmgw.plane import drains
+from llmgw.plane.checks import Need
 from llmgw.plane.gang import Replica, ended, hanging, size
+from llmgw.plane.nearest import nearest, smallest
 from llmgw.plane.places import Places
 from llmgw.plane.steps import Drain, GiveUp, Step, Stop
-from llmgw.plane.world import Settings, Shard, Stage, Want, World
+from llmgw.plane.world import Model, Settings, Shard, Stage, Unplaced, Want, World
 from llmgw.wire.facts import ModelName, NodeId, ShardState
+
+#: How soon to look again for room that nobody announces (memory that is freed), in seconds.
+AGAIN = 5.0
 
 
 class Round:
@@ -22,6 +27,7 @@ class Round:
         self.steps: list[Step] = []
         self.again: float | None = None
         self.leaving: set[ModelName] = set()
+        self.unplaced: dict[ModelName, Unplaced] = {}
 
     def going(self, replica: Replica, *, whole: bool) -> bool:
         """What a replica still does that is not wanted to run: it finishes what it serves, stops, and is no more.
@@ -106,6 +112,22 @@ class Round:
             self.look(found[0])
             return ""
         return found[1]
+
+    def place(self, model: Model, count: int) -> int:
+        """Place up to `count` new replicas; how many found their nodes."""
+        for done in range(count):
+            choice = self.places.choose(model)
+            if choice is None:
+                return done
+            self.steps += self.places.start(model, choice)
+        return max(0, count)
+
+    def refuse(self, model: Model, wanted: int, standing: int) -> None:
+        """No node takes a replica of the model; `standing` of those that are wanted have their place."""
+        reasons = self.places.refused(model)
+        change = smallest(reasons, Need.of(model))
+        self.unplaced[model.name] = Unplaced(model.name, wanted, standing, nearest(reasons), change)
+        self.look(self.now + AGAIN)
 
     def drop(self, shard: Shard, why: str) -> None:
         self.steps.append(GiveUp(shard.id, why))
