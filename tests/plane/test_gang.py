@@ -22,7 +22,7 @@ from llmgw.plane.world import DEFAULT, Model, Stage, Want, World
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import ControlMessage, DrainShard, FetchWeights, StartShard, StopShard
 from llmgw.wire.facts import EngineInstall, GpuLoad, GpuProcess, InstallState, NodeId, ShardId, ShardState, Weights
-from tests.plane.test_fleet import Agent, plane
+from tests.plane.planes import Agent, plane
 from tests.plane.test_plan import change, stage, wanted, words
 from tests.plane.worlds import CLOCK, GIB, hear, model, profile, ready, register, settle, status, where, world
 

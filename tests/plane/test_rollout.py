@@ -22,8 +22,8 @@ from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Stage, Want, Wo
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import ControlMessage, StartShard
 from llmgw.wire.facts import EngineInstall, GpuLoad, GpuProcess, InstallState, ModelName, ShardId, ShardState
-from tests.plane.test_fleet import TINY as APPLIED
-from tests.plane.test_fleet import Agent, Plane, plane
+from tests.plane.planes import TINY as APPLIED
+from tests.plane.planes import Agent, Plane, plane
 from tests.plane.test_gang import gang, says
 from tests.plane.test_plan import change, stage, wanted, words
 from tests.plane.worlds import CLOCK, GIB, hear, model, profile, ready, register, settle, status, world
