@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from zipfile import is_zipfile
 
@@ -91,7 +92,6 @@ def listed(folder: Path) -> tuple[tuple[str, ...], str]:
     names say is there beside them (`model-00001-of-00003.safetensors`)."""
     for file, pattern in _KINDS:
         index = folder / file
-        names = {path.name for path in folder.glob(pattern)}
         if index.is_file():
             try:
                 names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
@@ -100,12 +100,24 @@ def listed(folder: Path) -> tuple[tuple[str, ...], str]:
             outside = sorted(name for name in names if "/" in name or name.startswith("."))
             if outside:
                 return (), f"{index} names files outside the model's folder: {outside[0]}"
-        for part in filter(None, map(_PART.fullmatch, tuple(names))):
-            count = int(part["parts"])
-            names |= {f"{part['stem']}-{n:05d}-of-{count:05d}{part['suffix']}" for n in range(1, min(count, 9999) + 1)}
+        else:
+            names = {path.name for path in folder.glob(pattern)}
+            names |= {part for each in map(_PART.fullmatch, names) if each for part in _parts(each, names)}
         if names:
             return tuple(sorted(names)), ""
     return (), ""
+
+
+def _parts(one: re.Match[str], names: set[str]) -> Iterator[str]:
+    """All parts of a model, by the name of one. Where there is one with number 0 the last may have the number before
+    the count or the count itself, as published models have it: only the former is looked for."""
+    count = int(one["parts"])
+    last = count - 1 if _numbered(one, 0) in names else count
+    return (_numbered(one, number) for number in range(1, min(last, 9999) + 1))
+
+
+def _numbered(one: re.Match[str], number: int) -> str:
+    return f"{one['stem']}-{number:05d}-of-{one['parts']}{one['suffix']}"
 
 
 def cut_off(path: Path) -> str:

@@ -126,6 +126,27 @@ def test_parts_that_were_not_downloaded_are_missed_without_an_index_too(tmp_path
     assert fault.text.endswith("model-00004-of-00006.safetensors and 2 more")
 
 
+@pytest.mark.parametrize("last", [2, 3])
+@pytest.mark.parametrize("index", [True, False])
+def test_parts_that_count_from_0_are_whole(tmp_path: Path, last: int, index: bool) -> None:
+    """As published: 0 to 159 of 160, and 0 to 2 of 2."""
+    names = [f"model-{number:05d}-of-00003.safetensors" for number in range(last + 1)]
+    for name in names:
+        safetensors(tmp_path, name)
+    if index:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {n: n for n in names}}))
+    assert read_contents(tmp_path).faults == ()
+    (tmp_path / names[2]).unlink()
+    assert [fault.code for fault in read_contents(tmp_path).faults] == ["missing-weights"]
+
+
+def test_an_index_knows_better_than_names(tmp_path: Path) -> None:
+    safetensors(tmp_path, "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_contents(tmp_path).faults == ()
+
+
 def test_what_pytorch_wrote_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     names = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
