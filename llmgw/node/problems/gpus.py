@@ -104,7 +104,7 @@ def gpus(facts: Facts, past: dict[str, GpuPast], now: float) -> Iterator[Symptom
         elif not gpu.unreadable:
             if fabric is not None:
                 yield from _fabric(gpu, fabric, facts, now)
-            if fabricmanager.missed(gpu, fabric, facts.host):
+            if fabricmanager.missed(fabric, facts.host):
                 yield _bad(gpu, "fabric-manager", fabricmanager.MISSED, "systemctl enable --now nvidia-fabricmanager")
             if (load := loads.get(gpu.uuid)) is not None:
                 yield from _load(gpu, load)
@@ -294,7 +294,11 @@ def unseen(facts: Facts, problem: Problem) -> bool:
     """Whether a problem is one of those that only the driver could clear, and it has not answered in this agent's life
     or refuses to (NV15). What the kernel's log tells ends by itself."""
     blind = facts.gpus.at is None or bool(facts.gpus.refused)
-    return blind and problem.subject.startswith("gpu:") and not problem.code.startswith(("xid-", "gpu-init-"))
+    return (
+        blind
+        and problem.subject.startswith("gpu:")
+        and not problem.code.startswith(("xid-", "gpu-init-", "gpu-pcie-error"))
+    )
 
 
 def xids(facts: Facts, now: float) -> Iterator[Symptom]:

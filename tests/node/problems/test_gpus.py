@@ -226,8 +226,12 @@ def test_a_restart_while_the_driver_does_not_answer_clears_no_gpus_problem() -> 
 
 def test_pcie_errors_of_a_gpu_are_told() -> None:
     line = "nvidia 0000:1e:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
-    (problem,) = found(facts(view(), events=(KernelEvent(990.0, "pcie-error", line, "0000:1e:00.0"),))).values()
+    event = KernelEvent(990.0, "pcie-error", line, "0000:1e:00.0")
+    (problem,) = found(facts(view(), events=(event,))).values()
     assert (problem.subject, problem.code, problem.grade) == ("gpu:GPU-3", "gpu-pcie-error", Grade.WARN)
+    seen, blind = facts(view(), events=(event,)), facts(GpuView(at=1.0, gpus=view().gpus, refused=9))
+    codes = [each.code for each in verdict((1000, seen), (5000, blind), (6000, blind)).problems]
+    assert codes == ["driver-absent"], "told by the log alone, it ends without the driver"
 
 
 def test_a_fatal_error_of_an_nvswitch_keeps_gpu_shards_away_for_an_hour() -> None:
