@@ -63,7 +63,8 @@ class Adapter:
         self.name = name
         self._folder = str(view.at("sys/class/infiniband") / name)
         self._net = view.at("sys/class/net")
-        self._class, self._verbs = view.at("sys/class/infiniband_verbs"), view.at("dev/infiniband")
+        self._class, self._devices = view.at("sys/class/infiniband_verbs"), view.at("dev/infiniband")
+        self._verbs = ""
         self._refused: dict[str, float] = {}
         self._moving: tuple[str, ...] = ()
         self._netdevs: tuple[str, ...] = ()
@@ -136,14 +137,19 @@ class Adapter:
 
         That there are no such devices at all is told of the host (`uverbs`).
         """
-        there = [name for name in files.names(self._verbs) if name.startswith("uverbs")]
-        for name in files.names(self._class) if there else ():
-            if files.text(self._class / name / "ibdev") == self.name:
-                try:
-                    os.close(os.open(self._verbs / name, os.O_RDWR | os.O_CLOEXEC))
-                except OSError as error:
-                    return f"/dev/infiniband/{name}: {error.strerror}"
+        if not any(name.startswith("uverbs") for name in files.names(self._devices)):
+            return ""
+        if not self._is_mine(self._verbs):
+            self._verbs = next(filter(self._is_mine, files.names(self._class)), "")
+        if self._verbs:
+            try:
+                os.close(os.open(self._devices / self._verbs, os.O_RDWR | os.O_CLOEXEC))
+            except OSError as error:
+                return f"/dev/infiniband/{self._verbs}: {error.strerror}"
         return ""
+
+    def _is_mine(self, verbs: str) -> bool:
+        return files.text(self._class / verbs / "ibdev") == self.name
 
     def _table(self, tree: dict[str, str | Unread], below: str) -> None:
         """The GID table. Types and netdevs of empty rows refuse, so only full rows are asked for them."""

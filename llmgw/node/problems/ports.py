@@ -123,6 +123,7 @@ def ports(facts: Facts, past: dict[str, PortPast], now: float) -> Iterator[Sympt
             yield from _counters(port, load, history, now)
             yield from _reachable(port, load)
         yield from _against_peers(peers, loads)
+    yield from _shut([port for port in facts.ports.ports if port.role != "vf"])
     yield from _gone(facts, past, now)
 
 
@@ -191,6 +192,15 @@ def _link(
     )
 
 
+def _shut(ports: list[Port]) -> Iterator[Symptom]:
+    """A container is often given some of the machine's adapters: the others are none of its troubles."""
+    grade = Grade.WARN if all(port.shut for port in ports) else Grade.NOTE
+    for port in ports:
+        if port.shut:
+            text = f"no program here can open it ({port.shut})"
+            yield _symptom(port, "port-shut", grade, text, "pass the device into this container, or chmod 666 it")
+
+
 #: What a port's physical state says of its cable.
 CURES = {
     "Polling": "Polling: no cable, or nothing at its other end; check cable, transceiver and switch port",
@@ -254,9 +264,6 @@ def _reachable(port: Port, load: PortLoad) -> Iterator[Symptom]:
     if core:
         text = f"cannot be read: {', '.join(core)}"
         yield _symptom(port, "port-unreadable", Grade.WARN, text, f"check the driver: {_log(port)}")
-    if port.shut:
-        text = f"no program here can open it ({port.shut})"
-        yield _symptom(port, "port-shut", Grade.WARN, text, "pass the device into this container, or chmod 666 it")
     if not _active(load.state):
         return
     if port.kind == "roce" and port.role == "fabric":

@@ -187,6 +187,8 @@ def test_an_adapter_that_nobody_here_may_open_is_told() -> None:
     (problem,) = found((0, facts(ports=(shut,)))).values()
     assert (problem.code, problem.grade) == ("port-shut", Grade.WARN)
     assert "uverbs0" in problem.text
+    (problem,) = found((0, facts(ports=(shut, port(1))))).values()
+    assert problem.grade is Grade.NOTE, "as in a container that was given another adapter"
 
 
 def test_an_adapter_that_vanishes_is_missed_and_one_that_hangs_is_named() -> None:
