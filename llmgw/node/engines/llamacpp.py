@@ -19,6 +19,7 @@ from pathlib import Path
 
 import attrs
 
+from llmgw.node import files
 from llmgw.node.engines import Asking, Command, Listens, Objection, Seat
 from llmgw.node.engines.causes import Cause, Ended, probable
 from llmgw.node.engines.common import general, memory
@@ -70,10 +71,10 @@ _CONTEXT = ("-c", "--ctx-size")
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _SPLIT = ("-ts", "--tensor-split")
 _ALL = "99"  # more layers than any model has
-_HTTP = ("--threads-http",)
+_HTTP, _SLOTS = ("--threads-http",), ("-np", "--parallel")
 #: Each request holds one of these threads from its arrival to its end. By default there are about as many as slots, and
 #: when all are held nobody answers for the engine's health. They cost some kilobytes each.
-_HTTP_THREADS = "128"
+_HTTP_THREADS = 128
 _LISTED = re.compile(r"^\s*RPC\d+(?:\[\d+\])?\s*:\s*(?P<peer>\S+:\d+)")
 _REHEARSAL_SECONDS = 30.0
 
@@ -170,7 +171,7 @@ class LlamaCpp:
             *context,
             *_offload(spec, seat, peers),
             *("--metrics", "--no-ui", "--offline", "--log-colors", "off"),
-            *(() if given(spec.args, *_HTTP) else ("--threads-http", _HTTP_THREADS)),
+            *_http(spec),
             *spec.args,
         )
         rehearsal = (
@@ -221,6 +222,13 @@ def _members(spec: ShardSpec) -> list[Objection]:
                 )
             )
     return [objection for objection in found if objection is not None]
+
+
+def _http(spec: ShardSpec) -> tuple[str, ...]:
+    if given(spec.args, *_HTTP) or "LLAMA_ARG_THREADS_HTTP" in spec.env:
+        return ()
+    slots = whole(spec.args, *_SLOTS) or files.integer(spec.env.get("LLAMA_ARG_N_PARALLEL")) or 0
+    return ("--threads-http", str(max(_HTTP_THREADS, 2 * slots)))
 
 
 def _offload(spec: ShardSpec, seat: Seat, peers: tuple[str, ...]) -> tuple[str, ...]:

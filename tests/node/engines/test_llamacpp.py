@@ -42,6 +42,9 @@ def test_a_cpu_shard_uses_no_card_and_as_many_threads_as_it_was_given() -> None:
 def test_a_gpu_shard_may_use_its_cards_and_users_extend_the_command() -> None:
     assert "-dev" not in argv(gpus=1)
     assert argv("-np", "4").endswith("--threads-http 128 -np 4")
+    assert argv(env={"LLAMA_ARG_N_PARALLEL": "100"}).endswith("--threads-http 200")
+    assert "--threads-http" not in argv(env={"LLAMA_ARG_THREADS_HTTP": "9"})
+    assert argv("-np", "256").endswith("--threads-http 512 -np 256")
     assert argv("--threads-http", "9").endswith("--log-colors off --threads-http 9")
     assert "-t 4" not in argv("-t", "2")
 
