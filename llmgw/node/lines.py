@@ -33,18 +33,19 @@ def settled(data: bytes) -> bytes:
     """Output without what was written over after going back up to it, as progress bars below one another do."""
     if _UP.search(data) is None:
         return data
-    rows, at = [b""], 0
+    rows, at = [list[bytes]()], 0
     parts = _ROWS.split(data)
     for text, mark in zip(parts[::2], [*parts[1::2], b""], strict=True):
-        again = text.startswith((b"\r", b"\x1b[2K")) and text.strip(b"\r ")
-        rows[at] = text if again else rows[at] + text
+        if text.startswith((b"\r", b"\x1b[2K")) and text.strip(b"\r "):
+            rows[at].clear()
+        rows[at].append(text)
         if mark == b"\n":
             at += 1
             if at == len(rows):
-                rows.append(b"")
+                rows.append([])
         elif mark:
             at = max(0, at - int(mark[2:-1] or b"1"))
-    return b"\n".join(rows)
+    return b"\n".join(map(b"".join, rows))
 
 
 def clean_line(data: bytes) -> str:

@@ -1,8 +1,10 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.node.lines import MOST_LINE, clean, clean_line, last
+from llmgw.node.lines import MOST_LINE, clean, clean_line, last, settled
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,13 @@ def test_of_progress_bars_below_one_another_the_newest_states_are_kept() -> None
     rich = b"".join(b"a %d%%\nb %d%%\n\x1b[1A\x1b[2K\x1b[1A\x1b[2K" % (n, n) for n in range(50))
     assert clean(rich + b"done\n") == ["done", ""]
     assert clean(b"\x1b[9Afirst\n") == ["first"]
+
+
+def test_going_up_again_and_again_costs_no_more_than_its_bytes() -> None:
+    data = (b"x" * 4 + b"\x1b[A") * 200_000
+    began = time.process_time()
+    assert len(settled(data)) == 4 * 200_000
+    assert time.process_time() - began < 3  # it was 10 s, and twice the bytes took four times as long
 
 
 def test_a_line_without_end_is_cut_and_says_by_how_much() -> None:
