@@ -45,7 +45,7 @@ def replica(answer: Answer, width: int) -> RenderableType:
         parts.append(section("Bandwidth tests between them", columns(_EVIDENCE, rows2, nothing="", width=width)))
     parts.extend(_failures(reply))
     if commands := [_command(member.shard) for member in reply.members if member.shard.command]:
-        parts.append(section("Command lines", Text("\n").join(commands)))
+        parts.append(section("Command lines", Text("\n", no_wrap=True, overflow="ignore").join(commands)))
     return Group(*parts)
 
 

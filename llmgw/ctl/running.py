@@ -140,7 +140,7 @@ def show(
                 from llmgw.ctl.show import console
 
                 out = console()
-                out.print(table(answer, out.width), soft_wrap=not out.is_terminal)
+                out.print(table(answer, out.width), soft_wrap=not out.is_terminal, crop=False)
         else:
             from llmgw.ctl.watch import watching
 

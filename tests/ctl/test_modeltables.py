@@ -32,7 +32,7 @@ Table = Callable[[Answer, int], RenderableType]
 
 def drawn(value: msgspec.Struct, table: Table, width: int = 200) -> str:
     out = Console(file=io.StringIO(), width=width, color_system=None)
-    out.print(table(Answer(msgspec.json.encode(value)), width))
+    out.print(table(Answer(msgspec.json.encode(value)), width), crop=False)
     assert isinstance(out.file, io.StringIO)
     return out.file.getvalue()
 
@@ -63,6 +63,11 @@ def one(world: World, name: str) -> ReplicaReply:
 )
 def test_a_replica_of_two_nodes_shows_what_it_is_and_what_it_waits_for(words: str) -> None:
     assert words in drawn(one(gang_world(), "org/large"), modeltables.replica)
+
+
+def test_a_command_line_stands_in_one_line_on_the_narrowest_terminal_so_that_it_can_be_copied() -> None:
+    shown = drawn(one(gang_world(), "org/large"), modeltables.replica, width=30)
+    assert "org_large-0-1: vllm serve --node-rank 1" in shown.splitlines()
 
 
 @pytest.mark.parametrize(
