@@ -292,13 +292,11 @@ def _against_peers(facts: Facts) -> Iterator[Symptom]:
 
 def unseen(facts: Facts, problem: Problem) -> bool:
     """Whether a problem is one of those that only the driver could clear, and it has not answered in this agent's life
-    or refuses to (NV15). What the kernel's log tells ends by itself."""
-    blind = facts.gpus.at is None or bool(facts.gpus.refused)
-    return (
-        blind
-        and problem.subject.startswith("gpu:")
-        and not problem.code.startswith(("xid-", "gpu-init-", "gpu-pcie-error"))
-    )
+    or refuses to (NV15). What the kernel's log tells ends by itself, and what GPUs had that are here no more."""
+    view = facts.gpus
+    blind = view.at is None or (view.refused and (view.present or view.gpus))
+    told_by_log = problem.code.startswith(("xid-", "gpu-init-", "gpu-pcie-error"))
+    return bool(blind) and problem.subject.startswith("gpu:") and not told_by_log
 
 
 def xids(facts: Facts, now: float) -> Iterator[Symptom]:

@@ -224,6 +224,12 @@ def test_a_restart_while_the_driver_does_not_answer_clears_no_gpus_problem() -> 
         assert after.problems == ()
 
 
+def test_what_gpus_had_that_are_here_no_more_is_over() -> None:
+    """A container that is started again without them; the machine did not boot."""
+    sick, bare = facts(view(ecc_uncorrected={3: 2})), facts(GpuView(at=1.0, refused=12))
+    assert verdict((0, sick), (5, bare), (4000, bare)).problems == ()
+
+
 def test_pcie_errors_of_a_gpu_are_told() -> None:
     line = "nvidia 0000:1e:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
     event = KernelEvent(990.0, "pcie-error", line, "0000:1e:00.0")
