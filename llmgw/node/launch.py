@@ -84,13 +84,13 @@ def scope_command(unit: str, user: bool) -> tuple[str, ...]:
     return ("systemd-run", *options, "--scope", "--quiet", "--collect", f"--unit={unit}", "--")
 
 
-def confined(unit: str, env: Mapping[str, str] | None = None) -> bool:
-    """Whether the agent is this systemd unit, and a stop of it would end whatever it started. Where that is not to be
-    learned it would, as by default. Runs systemctl once: call it in a thread."""
+def confined(service: str, user: bool, env: Mapping[str, str] | None = None) -> bool:
+    """Whether the agent is this service, of a user's systemd or the system's, and a stop of it would end whatever it
+    started. Where that is not to be learned it would, as by default. Runs systemctl once: call it in a thread."""
     environ = os.environ if env is None else env
-    if "INVOCATION_ID" not in environ or not unit:
+    if "INVOCATION_ID" not in environ or not service:
         return False
-    words = ["systemctl", *(("--user",) if os.geteuid() else ()), "show", "--property=KillMode", "--value", unit]
+    words = ["systemctl", *(("--user",) if user else ()), "show", "--property=KillMode", "--value", service]
     try:
         said = subprocess.run(words, env=dict(environ), capture_output=True, timeout=10).stdout
     except (OSError, subprocess.TimeoutExpired):

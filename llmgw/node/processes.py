@@ -110,14 +110,18 @@ def scope_of(pid: int) -> Path | None:
     return None
 
 
-def unit_of_own() -> str:
-    """The systemd unit that this process belongs to ("llmgw-node.service"), by its cgroup; "" for none."""
+def service_of_own() -> tuple[str, bool]:
+    """The systemd service that this process belongs to ("llmgw-node.service"), by its cgroup, "" for none; and whether
+    a user's systemd runs it, not the system's."""
     try:
         lines = (PROC / "self/cgroup").read_text(errors="replace").splitlines()
     except OSError:
-        return ""
-    parts = [part for line in lines for part in line.split(":", 2)[-1].split("/") if part.endswith(".service")]
-    return parts[-1] if parts else ""
+        return "", False
+    parts = [part for line in lines for part in line.split(":", 2)[-1].split("/")]
+    units = [part for part in parts if part.endswith((".service", ".scope"))]
+    if not units or units[-1].endswith(".scope"):
+        return "", False
+    return units[-1], any(unit.startswith("user@") for unit in units[:-1])
 
 
 def members(

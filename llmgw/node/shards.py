@@ -251,7 +251,7 @@ class Shards:
                 works = await trio.to_thread.run_sync(scopes_work)
                 self._means = attrs.evolve(self._means, scopes=works)
                 if not works:
-                    self._confined = await trio.to_thread.run_sync(confined, processes.unit_of_own())
+                    self._confined = await trio.to_thread.run_sync(confined, *processes.service_of_own())
             self._nursery = nursery
             try:
                 await self._adopt()

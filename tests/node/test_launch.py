@@ -94,12 +94,32 @@ def test_engines_in_the_agents_own_unit_end_with_it_unless_its_killmode_spares_t
     tmp_path: Path, said: str, ends: bool
 ) -> None:
     """KillMode=mixed ends the rest of the unit as well (SD02)."""
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\n{said}\n")
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\n[ "$1" = show ] || exit 1\n{said}\n')
     (tmp_path / "systemctl").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "INVOCATION_ID": "x"}
-    assert confined("llmgw-node.service", env) is ends
-    assert not confined("llmgw-node.service", {"PATH": env["PATH"]}), "it is no unit"
-    assert not confined("", env)
+    assert confined("llmgw-node.service", False, env) is ends
+    assert confined("llmgw-node.service", True, env), "another systemd is asked, which cannot tell"
+    assert not confined("llmgw-node.service", False, {"PATH": env["PATH"]}), "it is no unit"
+    assert not confined("", False, env)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "service"),
+    [
+        ("0::/system.slice/llmgw-node.service\n", ("llmgw-node.service", False)),
+        ("0::/user.slice/user-7.slice/user@7.service/app.slice/llmgw.service\n", ("llmgw.service", True)),
+        ("0::/user.slice/user-7.slice/user@7.service/app.slice/terminal-1.scope\n", ("", False)),
+        ("12:pids:/docker/abc\n1:name=systemd:/docker/abc\n", ("", False)),
+        ("0::/\n", ("", False)),
+    ],
+)
+def test_whose_service_this_process_is_stands_in_its_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, service: tuple[str, bool]
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(cgroup)
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert processes.service_of_own() == service
 
 
 async def test_inside_a_scope_the_number_is_still_the_one_recorded(tmp_path: Path) -> None:
