@@ -186,6 +186,12 @@ class Rooms:
             )
         return found
 
+    def bring(self, node: NodeId, source: str, size: int) -> None:
+        """The weights are brought there: whoever looks after this has so much less of the disk."""
+        if source not in self._ahead.setdefault(node, {}):
+            self._ahead[node][source] = size
+            self._touch(node)
+
     def _from_heap(
         self,
         need: Need,

@@ -55,10 +55,11 @@ class Rolling(Round):
         if any(self.unheard(replica) for replica in older):
             return  # whether it serves is known when its node returns or is lost
         need, waits = Need.of(model), False
-        for replica in older:
+        free = self._free(model, need)
+        for replica in older if free is None else older[:1]:
             if waits and not self._prepared(replica.nodes, need):
                 continue  # as another one does
-            choice = self._following(model, replica, need)
+            choice = free or self._in_place(model, replica)
             if choice is None:
                 continue
             if self._prepared(choice.nodes, attrs.evolve(need, version=choice.version or need.version)):
@@ -67,21 +68,25 @@ class Rolling(Round):
             if not waits:
                 for node in self._without_weights(choice.nodes, need):
                     self.ahead[node, need.source] = need.resources.disk_bytes
+                    self.places.rooms.bring(node, need.source, need.resources.disk_bytes)
             waits = True
         if not waits:
             self.refuse(model, wanted, wanted - 1)
 
-    def _following(self, model: Model, replica: Replica, need: Need) -> Choice | None:
-        """Where a replica as the model is now goes once this one leaves: where there is room already, or in its place.
+    def _free(self, model: Model, need: Need) -> Choice | None:
+        """Where there is room for a replica as the model is now before an older one leaves: it would go there at once.
 
         Of nodes that would do, those to which its weights are brought already stay the ones.
         """
-        if (choice := self.places.choose(model)) is not None:
-            if not any(source == need.source for _, source in self.world.ahead) or self._prepared(choice.nodes, need):
-                return choice
-            nodes, ahead = self.world.nodes, self.world.ahead
-            rest = [id for id in nodes if (id, need.source) not in ahead and not brought(nodes[id], need.source)]
-            return self.places.choose(model, rest) or choice
+        choice = self.places.choose(model)
+        ahead = {node for node, source in self.world.ahead if source == need.source}
+        if choice is None or not ahead or self._prepared(choice.nodes, need):
+            return choice
+        rest = [id for id, node in self.world.nodes.items() if id not in ahead and not brought(node, need.source)]
+        return self.places.choose(model, rest) or choice
+
+    def _in_place(self, model: Model, replica: Replica) -> Choice | None:
+        """Where a replica as the model is now has room only when this one is gone."""
         cordoned = any(self._cordoned(node) for node in replica.nodes)  # which takes its own again, but nothing new
         if not cordoned and (here := self.places.here(replica, model)) is not None:
             return here

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
+import pytest
 import trio
 import trio.testing
 from msgspec.structs import replace
 
 from llmgw.plane.converge import FETCH_AGAIN, Told, commands
+from llmgw.plane.members import Choice
+from llmgw.plane.place import Rooms
 from llmgw.plane.plan import plan
 from llmgw.plane.rollout import Rollouts, after_change, rollout_of
 from llmgw.plane.steps import enact
@@ -183,3 +188,37 @@ resources = {{ cpu_threads = 2, disk = "10GiB" }}
             await trio.sleep(300)
             assert placements(foreseen.after) == placements(made.world)
             assert {s.spec.source for s in made.world.shards.values()} == {NEW}
+
+
+def test_two_changes_do_not_bring_to_one_disk_what_it_cannot_hold() -> None:
+    one = tiny(disk=60 * GIB)
+    two = replace(one, name=ModelName("vast"))
+    here = ready(settle(world(*(register(n, threads=4, disk=100 * GIB) for n in ("n1", "n2")), models=[one, two]))[0])
+    for node in ("n1", "n2"):
+        here = has(here, node, OLD)
+    changed = (after_change(m, replace(m.profile, source=f"hf://org/{m.name}"), CLOCK) for m in here.models.values())
+    here, steps = planned(wanted(here, *changed))
+    assert (steps, len({node for node, _ in here.ahead}), len(here.ahead)) == ([], 2, 2)
+    again, _ = planned(here, 2.0)
+    assert again.ahead == here.ahead
+
+
+def test_where_there_is_room_already_is_looked_up_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = replace(tiny(), replicas=20)
+    here = serving(*(f"n{number:02}" for number in range(20)), of=many)
+    for node in here.nodes:
+        here = has(here, node, OLD)
+    here = attrs.evolve(here, nodes=here.nodes.update(serving("x1", "x2", of=tiny()).nodes))
+    here = wanted(here, after_change(many, replace(many.profile, args=("--new",)), CLOCK))
+    looks: list[tuple[object, ...]] = []
+    choose = Rooms.choose
+
+    def counted(rooms: Rooms, *args: Any, **kwargs: Any) -> Choice | None:
+        looks.append(args)
+        return choose(rooms, *args, **kwargs)
+
+    monkeypatch.setattr(Rooms, "choose", counted)
+    for _ in range(2):
+        here, _ = planned(here)
+        assert fetches(here) == [f"x1 {OLD}"]
+    assert len(looks) == 3
