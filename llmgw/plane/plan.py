@@ -110,22 +110,27 @@ class _Planner(Rolling):
 
         # A lost node's replicas: the same ids at the next generation, elsewhere.
         room_for = wanted - len(staying)
-        moved = unmoved = 0
+        moved, unmoved, short_of = 0, 0, model
         for replica in displaced:
             lost = next(node for node in replica.nodes if self.lost(node))
             if room_for <= 0:
                 self.leave(replica, f"{lost} is lost, and {enough}")
                 continue
-            room_for -= 1
             as_it_was = (rollout.of_revision(model, replica.revision) if paused else None) or model
             choice = self.places.instead(replica, as_it_was) if replica.gang else self.places.choose(as_it_was)
-            if choice is None:
-                unmoved += 1
-                self.places.refused(as_it_was)
-            else:
+            if choice is not None:
                 why = f"{lost} is lost; {choice.why}"
                 self.steps += self.places.again(as_it_was, replica, choice, why, moved=True)
                 moved += 1
+            elif not paused and room_for <= sum(r.ready for r in (*draining, *outdated)):
+                # A change that goes on would wait for it, and nothing else does.
+                self.leave(replica, f"{lost} is lost, no other node takes it, and {enough}, which serve without it")
+                continue
+            else:
+                unmoved += 1
+                short_of = as_it_was
+                self.places.refused(as_it_was)
+            room_for -= 1
         for replica in hung if paused else ():
             past = rollout.of_revision(model, replica.revision)
             if room_for > 0 and past is not None and past.revision != model.revision and self.place(past, 1):
@@ -160,8 +165,10 @@ class _Planner(Rolling):
             emptied = self.as_they_were(model, emptied, lacking, wanted)
         ahead = min(len(emptied), missing - absent)
         # More than there were are wanted: as those are that serve, while what should replace them does not start.
-        like = rollout.of_revision(model, max(r.revision for r in kept)) if kept else None
-        placed = self.place(like or model, absent)
+        like = (rollout.of_revision(model, max(r.revision for r in kept)) if kept else None) or model
+        placed = self.place(like, absent)
+        if placed < absent:
+            short_of = like
         placed += self.place(model, ahead) if placed == absent else 0
         older = [r for r in serving if r in outdated]
         if placed == absent + ahead and not paused:
@@ -169,7 +176,7 @@ class _Planner(Rolling):
             self.roll(model, older, missing - absent - ahead, unready, wanted)
         short = unmoved + absent + ahead - placed
         if short:
-            self.refuse(model, wanted, max(0, wanted - unmoved - max(0, absent - placed)))
+            self.refuse(short_of, wanted, max(0, wanted - unmoved - max(0, absent - placed)))
 
     def _again(self, model: Model, replica: Replica, wanted: int) -> None:
         """The next attempt of a replica whose last one is over, when it is due; or that outgrew our records (D4)."""

@@ -136,6 +136,8 @@ def _standing(world: World, model: Model, mine: Iterable[Replica], settings: Set
         if not why and outdated:
             why, weights = _weights(world, model)
             waits = " and ".join(filter(None, (waits, weights)))
+            if not why and not waits and model.name in world.unplaced:
+                waits = "room"
     return Rollout(
         revision=model.revision,
         updated=len(updated),

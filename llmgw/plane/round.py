@@ -126,7 +126,9 @@ class Round:
         """No node takes a replica of the model; `standing` of those that are wanted have their place."""
         reasons = self.places.refused(model)
         change = smallest(reasons, Need.of(model))
-        self.unplaced[model.name] = Unplaced(model.name, wanted, standing, nearest(reasons), change)
+        self.unplaced[model.name] = Unplaced(
+            model.name, wanted, standing, nearest(reasons), change, revision=model.revision
+        )
         self.look(self.now + AGAIN)
 
     def drop(self, shard: Shard, why: str) -> None:

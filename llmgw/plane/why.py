@@ -16,7 +16,7 @@ from llmgw.plane.checks import Need
 from llmgw.plane.gang import Replica, mates, replicas
 from llmgw.plane.nearest import beyond, nearest, smallest
 from llmgw.plane.place import Rooms
-from llmgw.plane.rollout import rollout_of
+from llmgw.plane.rollout import of_revision, rollout_of
 from llmgw.plane.world import DEFAULT, Model, Profile, Reason, Settings, Shard, Stage, Want, World, seen
 from llmgw.wire.facts import ModelName, ShardState
 
@@ -69,14 +69,15 @@ def why(world: World, name: ModelName, now: float, settings: Settings = DEFAULT)
         text = f"nothing is placed before the known nodes have had time to return: {wait:.0f} s more at most"
         return attrs.evolve(found, text=text)
     rollout = rollout_of(world, model, settings)
+    change = f"; {'a rollout is ' if rollout.paused else 'a rollout goes on: '}{rollout}" if rollout is not None else ""
     held = world.unplaced.get(name)
+    asks = model if held is None or held.revision is None else of_revision(model, held.revision) or model
     if placed >= wanted:
         text = "every replica is ready" if wanted else "no replica is wanted"
         if ready < wanted:
             text = f"every replica has its place, {ready} of {wanted} are ready"
-        if rollout is not None:
-            text += f"; {'a rollout is ' if rollout.paused else 'a rollout goes on: '}{rollout}"
-        elif placed > wanted:
+        text += change
+        if rollout is None and placed > wanted:
             text += f"; {placed - wanted} more {'is' if placed == wanted + 1 else 'are'} being replaced or stopped"
         found = attrs.evolve(found, text=text)
         if held is None:
@@ -84,16 +85,18 @@ def why(world: World, name: ModelName, now: float, settings: Settings = DEFAULT)
         # It has a place that takes it no more, or makes no room for what replaces it.
         stuck = [replica for replica in running if replica.broken][:1]
         text += f"; for {max(1, wanted - held.placed)} of them no node passes every check"
-        return _looked_into(attrs.evolve(found, text=text), world, model, stuck, now, settings) or attrs.evolve(
+        return _looked_into(attrs.evolve(found, text=text), world, asks, stuck, now, settings) or attrs.evolve(
             found, text=text, reasons=held.reasons, smallest_change=held.smallest_change
         )
     missing = f"{wanted - placed} of {wanted} replicas are not placed" if wanted > 1 else "its replica is not placed"
     if not world.nodes:
-        change = "join a node: `llmgw ctl token create`, then `llmgw-node join` there"
-        return attrs.evolve(found, text=f"{missing}: no node has joined", smallest_change=change)
+        join = "join a node: `llmgw ctl token create`, then `llmgw-node join` there"
+        return attrs.evolve(found, text=f"{missing}: no node has joined", smallest_change=join)
+    if asks.revision != model.revision:
+        missing += f", as revision {asks.revision} of its profile asks"
     whole = "too few nodes pass every check" if model.profile.nodes > 1 else "no node passes every check"
     looked = _looked_into(
-        attrs.evolve(found, text=f"{missing}: {whole}"), world, model, stranded, now, settings, wanted - placed
+        attrs.evolve(found, text=f"{missing}: {whole}{change}"), world, asks, stranded, now, settings, wanted - placed
     )
     if looked is None:
         return attrs.evolve(found, text=f"{missing} yet; there is room, so the next round places one")

@@ -375,13 +375,18 @@ class Reason:
 
 @attrs.frozen
 class Unplaced:
-    """A model that has fewer replicas placed than wanted, and why (D7)."""
+    """A model that has fewer replicas placed than wanted, and why (D7).
+
+    `revision` is the profile that finds no place, which need not be the present one while a rollout is paused; None:
+    that one.
+    """
 
     model: ModelName
     wanted: int
     placed: int
     reasons: tuple[Reason, ...] = ()
     smallest_change: str = ""
+    revision: int | None = None
 
 
 @attrs.frozen

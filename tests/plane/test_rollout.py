@@ -18,6 +18,7 @@ from llmgw.plane.models import revised
 from llmgw.plane.plan import plan
 from llmgw.plane.rollout import KEPT, Rollout, Rollouts, after_change, of_revision, rolled_back, rollout_of
 from llmgw.plane.store.records import Stored, world_of
+from llmgw.plane.why import why
 from llmgw.plane.world import DEFAULT, Model, Profile, Settings, Stage, Want, World
 from llmgw.wire.agent import Heartbeat, Register
 from llmgw.wire.control import ControlMessage, StartShard
@@ -212,7 +213,24 @@ def test_while_a_lost_nodes_replica_has_yet_to_come_back_no_other_one_goes() -> 
         assert words(settle(ready(here, 110.0), 110.0)[1]) == ["drain tiny-1-0"]
     # Nor where it has no place at all.
     here = stage(newer(served("n1", "n2", of=tiny(2, 0), threads=1)), "n1", Stage.LOST)
-    assert settle(here, 100.0)[1] == ()
+    found = plan(here, 100.0)
+    assert found.steps == ()
+    here = attrs.evolve(here, unplaced=found.unplaced)
+    assert why(here, TINY, 100.0).text == (
+        "1 of 2 replicas are not placed: no node passes every check; a rollout goes on: 0 of 2 replicas have revision "
+        "2, waiting for room"
+    )
+    # Until it is wanted no more.
+    here = operate.scale(here, "tiny", 1, CLOCK)[0]
+    assert words(settle(here, 101.0)[1]) == ["give up tiny-0-0", "drain tiny-1-0"]
+
+
+def test_a_lost_nodes_replica_that_has_no_place_keeps_no_change_from_its_end_where_enough_serve_without_it() -> None:
+    here = settle(newer(served("n1", "n2", of=tiny(1, threads=2))))[0]
+    assert here.shards[ShardId("tiny-1-0")].node == "n2"
+    here = stage(says(here, "tiny-1-0", ShardState.STARTING, 1.0), "n2", Stage.LOST)
+    here, steps = settle(here, 100.0)
+    assert words(steps) == ["give up tiny-1-0", "drain tiny-0-0"]
 
 
 # The engine of the new profile ----------------------------------------------------------------------------
@@ -443,6 +461,21 @@ def test_scaling_up_while_it_is_paused_brings_more_of_what_serves() -> None:
     # Once it goes on all of them are replaced.
     here, *_ = rolled(ready(here, 52.0))
     assert [s.revision for s in here.shards.values()] == [2] * 4
+
+
+def test_what_finds_no_place_while_it_is_paused_is_asked_for_as_it_was() -> None:
+    here = newer(served("n1", "n2", "n3", of=tiny(2, threads=2)), profile=of("--new"))
+    here = failing(settle(here)[0], "tiny-2-0", DEFAULT.pause_after)
+    here = operate.scale(here, "tiny", 4, CLOCK)[0]
+    short = plan(here, 1000.0).unplaced
+    assert "n3: has 1 of 2 free CPU threads, 2 needed" in [reason.text for reason in short[TINY].reasons]
+    found = why(attrs.evolve(here, unplaced=short), TINY, 1000.0)
+    assert found.reasons == short[TINY].reasons
+    assert found.text == (
+        "1 of 4 replicas are not placed, as revision 1 of its profile asks: no node passes every check; a rollout is "
+        "paused: replica tiny-2 of revision 2 failed 2 times in a row: it does not know --new; 0 of 4 replicas have "
+        "revision 2"
+    )
 
 
 def test_a_lost_node_ends_no_pause() -> None:
