@@ -59,7 +59,8 @@ _TENSOR = ("--tensor-parallel-size", "-tp")
 _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _DATA = ("--data-parallel-size", "-dp")
 _CONTEXT = ("--max-model-len",)
-_MEMORY = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
+#: The last of them is what vLLM itself says to give, in its log.
+_MEMORY = ("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory")
 _CACHE_GIB = 4  # of a CPU shard that asked for no memory: what vLLM took before it took a share of all
 _EXECUTOR = ("--distributed-executor-backend",)
 _WAIT = ("--distributed-timeout-seconds",)

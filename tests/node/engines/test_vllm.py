@@ -125,6 +125,7 @@ def test_a_cpu_shards_workers_share_its_cache_unless_the_profile_says_how_large_
         (codes("--served_model_name=x"), ["bad-argument"]),
         (codes("--served-model", "x"), ["bad-argument"]),  # argparse takes it for --served-model-name
         (codes("--tensor_par=2", gpus=2), ["bad-argument"]),
+        (codes("--kv-cache-memory=4000000000"), []),  # as vLLM's own log has it
         (codes("--data-parallel-size", "2", gpus=2), []),  # and not short for --data-parallel-size-local
         (codes("--config", "x.yaml"), ["bad-argument"]),
         (codes("--api-key", "s"), ["bad-argument"]),
