@@ -20,7 +20,7 @@ from llmgw.plane import idle, rollout
 from llmgw.plane.attempts import EVERYWHERE
 from llmgw.plane.checks import carries
 from llmgw.plane.gang import Replica, ended, order, replicas
-from llmgw.plane.rolling import Rolling
+from llmgw.plane.rolling import Rolling, asks_less
 from llmgw.plane.round import AGAIN
 from llmgw.plane.steps import Plan, Step, enact
 from llmgw.plane.world import DEFAULT, Model, Settings, Stage, World
@@ -171,8 +171,9 @@ class _Planner(Rolling):
             short_of = like
         placed += self.place(model, ahead) if placed == absent else 0
         older = [r for r in serving if r in outdated]
-        if placed == absent + ahead and not paused:
-            unready = placed + moved + unmoved + sum(not r.ready for r in staying)
+        makes_room = model.name not in self.leaving and all(asks_less(model, r) for r in older)
+        if (placed == absent + ahead or makes_room) and not paused:
+            unready = placed + moved + (0 if makes_room else unmoved) + sum(not r.ready for r in staying)
             self.roll(model, older, missing - absent - ahead, unready, wanted)
         short = unmoved + absent + ahead - placed
         if short:

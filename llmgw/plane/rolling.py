@@ -19,6 +19,14 @@ from llmgw.plane.world import Model, Settings, World
 from llmgw.wire.facts import NodeId
 
 
+def asks_less(model: Model, replica: Replica) -> bool:
+    """Whether a replica as the model is now takes less than this one, so that a change makes room for what has none."""
+    new, old = model.profile.resources, replica.leader.spec.resources
+    asked = (model.profile.nodes, new.gpus, new.cpu_threads, new.memory_bytes)
+    had = (len(replica.members), old.gpus, old.cpu_threads, old.memory_bytes)
+    return asked != had and all(less <= more for less, more in zip(asked, had, strict=True))
+
+
 class Rolling(Round):
     """One round, with the weights that it has brought to nodes before a change goes on there: `ahead`."""
 

@@ -225,6 +225,17 @@ def test_while_a_lost_nodes_replica_has_yet_to_come_back_no_other_one_goes() -> 
     assert words(settle(here, 101.0)[1]) == ["give up tiny-0-0", "drain tiny-1-0"]
 
 
+def test_a_profile_that_asks_for_less_makes_room_for_what_has_none() -> None:
+    for surge in (0, 1):
+        short = operate.scale(served("n1", "n2", of=tiny(2, surge, threads=2)), "tiny", 4, CLOCK)[0]
+        lost = stage(served("n1", "n2", "n3", "n4", of=tiny(4, surge, threads=2)), "n3", Stage.LOST)
+        for here in (short, stage(lost, "n4", Stage.LOST)):
+            assert rolled(newer(here, "--same"))[1] == []
+            here, _, fewest, _ = rolled(newer(here, profile=of("--less")))
+            assert (in_service(here), fewest) == (4, 1)
+            assert {s.revision for s in here.shards.values()} == {2}
+
+
 def test_a_lost_nodes_replica_that_has_no_place_keeps_no_change_from_its_end_where_enough_serve_without_it() -> None:
     here = settle(newer(served("n1", "n2", of=tiny(1, threads=2))))[0]
     assert here.shards[ShardId("tiny-1-0")].node == "n2"
