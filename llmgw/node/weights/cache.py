@@ -321,9 +321,10 @@ class Cache:
         """All that is in the cache or on its way, and the models elsewhere that shards serve in place, as it is now."""
         used, coming = frozenset(self._in_use()), dict(self._shared)
         self._forget(self._past())
+        facts, failures = dict(self._facts), dict(self._failed)
 
         def look() -> tuple[Weights, ...]:
-            failed = [weights for weights in self._facts.values() if weights.error]
+            failed = [weights for weights in facts.values() if weights.error]
             found = {weights.source: weights for weights in layout.survey(self._root, Manifests(self._root), failed)}
             for source in coming.keys() - found.keys():
                 fetch = coming[source].fetch
@@ -337,27 +338,22 @@ class Cache:
                         source=source, path=str(contents.path), bytes=contents.bytes, total_bytes=contents.bytes,
                         complete=not error, error=error,
                     )  # fmt: skip
-            return tuple(self._seen(found[source], used) for source in sorted(found))
+            return tuple(seen(found[source]) for source in sorted(found))
+
+        def seen(found: Weights) -> Weights:
+            fetching, known = found.source in coming, facts.get(found.source)
+            idle: float | None = 0.0 if found.source in used or fetching else None
+            if idle is None:
+                try:
+                    idle = max(0.0, time.time() - Manifests(self._root).path(found.source).stat().st_mtime)
+                except OSError:
+                    idle = time.monotonic() - failures[found.source] if found.source in failures else None
+            error = found.error or (known.error if known is not None and not found.complete else "")
+            return structs.replace(
+                found, in_use=found.source in used, fetching=fetching, idle=idle, error="" if fetching else error
+            )
 
         return WeightsReply(weights=await trio.to_thread.run_sync(look))
-
-    def _seen(self, found: Weights, used: Collection[str]) -> Weights:
-        shared = self._shared.get(found.source)
-        known = self._facts.get(found.source)
-        idle: float | None = 0.0 if found.source in used or shared is not None else None
-        if idle is None:
-            try:
-                idle = max(0.0, time.time() - Manifests(self._root).path(found.source).stat().st_mtime)
-            except OSError:
-                idle = time.monotonic() - self._failed[found.source] if found.source in self._failed else None
-        error = found.error or (known.error if known is not None and not found.complete else "")
-        return structs.replace(
-            found,
-            in_use=found.source in used,
-            fetching=shared is not None,
-            idle=idle,
-            error="" if shared is not None else error,
-        )
 
     async def _remove(self, request: RemoveWeightsRequest, say: Say) -> RemoveWeightsReply:
         say(Working(request_id=request.request_id, seconds=120.0, note="checking what may be removed"))
@@ -365,7 +361,9 @@ class Cache:
         busy |= {source: "it is being removed" for source in request.sources if source in self._removing}
         sources = [source for source in request.sources if source not in busy]
         over, used = trio.Event(), frozenset(self._in_use())
-        told = [s for s in sources if s in self._failed and s not in used and not self._facts[s].path]
+        told = [
+            s for s in sources if s in self._failed and s not in used and s in self._facts and not self._facts[s].path
+        ]
         sources = [source for source in sources if source not in told]
         # From here on a shard that starts is either among those that use a source, or waits until it is gone.
         self._removing |= dict.fromkeys(sources, over)
