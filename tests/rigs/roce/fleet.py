@@ -153,12 +153,18 @@ class Fleet:
         return command("llmgw", "ctl", "--dir", str(self.directory), *args)
 
     async def test(self, *args: str) -> dict[str, Any]:
-        """The result of `fabric-test a b`, as -o json gives it."""
+        """The result of `fabric-test a b`, as -o json gives it.
+
+        An emulated processor of a busy machine may be too uneven a clock for perftest, which says so: once more then.
+        """
         run = self.ctl("fabric-test", "a", "b", *QUICK, *args, "-o", "json")
-        done = await trio.run_process(
-            run, env=dict(self.env), capture_stdout=True, capture_stderr=True, check=False, stdin=DEVNULL
-        )
-        assert done.stdout, done.stderr.decode()
+        for _ in range(5):
+            done = await trio.run_process(
+                run, env=dict(self.env), capture_stdout=True, capture_stderr=True, check=False, stdin=DEVNULL
+            )
+            assert done.stdout, done.stderr.decode()
+            if b"its clock calibration failed" not in done.stdout:
+                break
         result: dict[str, Any] = json.loads(done.stdout)
         return result
 
