@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,6 +57,8 @@ class Real:
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
+        while pid in self.engines():  # it ends a moment later, and until then all would seem to be at rest
+            time.sleep(0.001)
 
     def agent_left(self) -> None:
         return
