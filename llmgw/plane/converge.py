@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from llmgw.plane.checks import SILENT_INSTALLS, brought, carries
-from llmgw.plane.gang import Replica, hears, in_the_way, replicas, size
+from llmgw.plane.gang import Replica, heard, hears, in_the_way, replicas, size
 from llmgw.plane.world import Node, Shard, Want, World
 from llmgw.wire.control import DrainShard, FetchWeights, Provision, StartShard, StopShard
 from llmgw.wire.facts import EngineInstall, EnginePackage, NodeId, ShardId, ShardState
@@ -101,7 +101,7 @@ def provision(
 def _command(shard: Shard) -> Command | None:
     match shard.want:
         case Want.RUN:
-            return None if _heard(shard) else _start(shard)
+            return None if heard(shard) else _start(shard)
         case Want.DRAIN:
             return _drain(shard)
         case Want.STOP:
@@ -113,7 +113,7 @@ def _of_several(world: World, replica: Replica, shard: Shard) -> Command | None:
     leads = shard.rank == 0
     match shard.want:
         case Want.RUN if replica.runs and not replica.broken:
-            if _heard(shard) or in_the_way(world, shard) is not None:
+            if heard(shard) or in_the_way(world, shard) is not None:
                 return None
             if not carries(world.nodes[shard.node]):
                 return None  # its agent was taken back since this was placed: it would start an engine by itself
@@ -126,15 +126,11 @@ def _of_several(world: World, replica: Replica, shard: Shard) -> Command | None:
             return _drain(shard) if leads else None
         case _:
             first = replica.leader
-            leader_runs = first.rank == 0 and _heard(first) and first.state.alive and hears(world, first.node)
+            leader_runs = first.rank == 0 and heard(first) and first.state.alive and hears(world, first.node)
             if leader_runs and not leads:
                 return None
             why = shard.why if shard.want is Want.STOP else f"generation {shard.generation} of {replica.id} is over"
             return _stop(shard, why)
-
-
-def _heard(shard: Shard) -> bool:
-    return shard.status is not None and shard.status.generation == shard.generation
 
 
 def _start(shard: Shard) -> StartShard:
@@ -144,7 +140,7 @@ def _start(shard: Shard) -> StartShard:
 
 
 def _drain(shard: Shard) -> DrainShard | None:
-    if not _heard(shard) or shard.state is not ShardState.READY:
+    if not heard(shard) or shard.state is not ShardState.READY:
         return None
     return DrainShard(shard=shard.id, generation=shard.generation, why=shard.why)
 

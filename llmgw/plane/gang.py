@@ -16,7 +16,6 @@ from llmgw.wire.facts import InstallState, ModelName, NodeId, ReplicaId, ShardId
 #: How long after `ready_within` the plane still waits, in seconds: a node's own word of a failure says more.
 MARGIN = 30.0
 
-
 #: SIGKILL was long ago when a shard is still ending so many seconds after its grace: it hangs in a driver or a disk.
 HANGS = 60.0
 _ENDING = (ShardState.STOPPING, ShardState.UNKNOWN)
@@ -163,6 +162,11 @@ def hears(world: World, id: NodeId) -> bool:
     return node is not None and node.connected and node.stage is not Stage.LOST
 
 
+def heard(shard: Shard) -> bool:
+    """Whether a node has said anything of a shard as it is meant now."""
+    return shard.status is not None and shard.status.generation == shard.generation
+
+
 def in_the_way(world: World, shard: Shard) -> Stray | None:
     """What of an older generation of its replica must end before this member may start.
 
@@ -200,7 +204,7 @@ def hanging(world: World, replica: Replica) -> tuple[float, str] | None:
     for member in replica.members:
         if (due := ends_by(world, member)) is not None:
             found.append((due, f"what runs of {member.id} on {member.node} does not end"))
-        elif not _heard(member) and world.strays:
+        elif not heard(member) and world.strays:
             stray = world.strays.get((member.node, member.id)) or in_the_way(world, member)
             if stray is not None and stray.status.state in _ENDING and _speaks(world, stray.node):
                 words = f"what runs of {stray.status.shard} on {stray.node} does not end"
@@ -211,10 +215,6 @@ def hanging(world: World, replica: Replica) -> tuple[float, str] | None:
 def _speaks(world: World, id: NodeId) -> bool:
     node = world.nodes.get(id)
     return node is not None and node.stage is Stage.READY and node.connected
-
-
-def _heard(shard: Shard) -> bool:
-    return shard.status is not None and shard.status.generation == shard.generation
 
 
 def _waits_for_engine(member: Shard, node: Node) -> bool:
@@ -245,21 +245,20 @@ def overdue(world: World, leader: Shard, now: float) -> tuple[Shard, str] | None
         state = member.state
         if state is ShardState.FETCHING or _waits_for_engine(member, node):
             return None
-        heard = _heard(member)
         if state is ShardState.READY:
             since = member.ready_at
         else:
-            since = member.status_at if heard else member.want_at
+            since = member.status_at if heard(member) else member.want_at
             if late is None or late.rank == 0:
                 late = member  # the leader only when no follower is: it may still wait for them
         began = max(began, node.stage_at, node.stage_at if since is None else since)
     if late is None or now - began < leader.spec.ready_within + MARGIN:
         return None
-    heard = _heard(late)
-    how = late.state.value if heard else "not heard of since it was told to start"
-    if heard and late.status is not None and late.status.detail:
+    known = heard(late)
+    how = late.state.value if known else "not heard of since it was told to start"
+    if known and late.status is not None and late.status.detail:
         how += f" ({late.status.detail})"
-    elif not heard and (older := in_the_way(world, late)) is not None:
+    elif not known and (older := in_the_way(world, late)) is not None:
         how = f"not told to start while {older.status.shard} of generation {older.status.generation} still runs"
         how += f" on {older.node} ({older.status.state.value})"
     return late, f"{late.id} on {late.node} is {how}"
