@@ -106,7 +106,7 @@ words = st.sampled_from(
 )
 
 
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names, st.one_of(st.binary(max_size=300), words)))
 def test_any_files_give_a_host_and_never_an_exception(tmp_path: Path, tree: dict[str, bytes]) -> None:
     root = tmp_path / str(abs(hash(frozenset(tree.items()))))

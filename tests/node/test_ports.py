@@ -191,7 +191,7 @@ trees = st.dictionaries(
 )  # fmt: skip
 
 
-@hypothesis_settings(deadline=None, max_examples=60)
+@hypothesis_settings(max_examples=60)
 @given(trees)
 def test_any_files_in_place_of_sysfs_give_facts_and_problems_and_never_an_exception(tree: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:

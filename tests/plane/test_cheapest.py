@@ -161,7 +161,7 @@ def fleets(draw: st.DrawFn) -> World:
     return attrs.evolve(here, models=here.models.set(NEW, model("new", of=new)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(fleets())
 def test_no_set_of_changes_costs_less_than_the_one_that_is_named_and_it_is_enough(here: World) -> None:
     need = Need.of(here.models[NEW])
@@ -174,7 +174,7 @@ def test_no_set_of_changes_costs_less_than_the_one_that_is_named_and_it_is_enoug
         assert why(here, NEW, 0.0).smallest_change == in_words(found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(fleets(), st.integers(2, 3))
 def test_no_set_costs_less_that_makes_room_for_several_replicas(here: World, missing: int) -> None:
     wanted = here.models[NEW]
@@ -264,7 +264,7 @@ def wires(here: World) -> list[Change]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(wired_fleets())
 def test_no_set_costs_less_for_a_replica_of_several_nodes_either(here: World) -> None:
     need, all_ = Need.of(here.models[NEW]), [*candidates(here), *wires(here)]
@@ -339,7 +339,7 @@ def test_nodes_of_an_nvlink_domain_are_joined_when_their_daemon_is_mended() -> N
 
 
 @given(fleets())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_answer_is_the_same_each_time(here: World) -> None:
     if Rooms(here, 0.0).choose(Need.of(here.models[NEW]), NEW) is None:
         assert answer(here) == answer(here)

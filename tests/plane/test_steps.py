@@ -375,11 +375,7 @@ class Several(Planner):
 
 
 TestSeveral = Several.TestCase
-TestSeveral.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestSeveral.settings = settings(max_examples=40, stateful_step_count=25, suppress_health_check=list(HealthCheck))
 
 TestPlanner = Planner.TestCase
-TestPlanner.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestPlanner.settings = settings(max_examples=80, stateful_step_count=30, suppress_health_check=list(HealthCheck))

@@ -211,7 +211,7 @@ PAUSES = st.sampled_from([0.02, 5.0, 30.0, 30.005, 31.0])
 TROUBLES = st.just(("", 0.0)) | st.tuples(st.sampled_from(["lost", "hurt"]), st.sampled_from([0.05, 0.5, 20.0, 100.0]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     some_nodes(),
     some_models(),
@@ -276,7 +276,7 @@ def gangs(draw: st.DrawFn) -> str:
     return text(*parts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(wired_nodes(), gangs(), gangs(), st.integers(0, 4), st.tuples(gangs(), PAUSES) | st.none(), TROUBLES)
 def test_what_is_foretold_of_replicas_of_several_nodes_is_what_happens(
     registers: list[Register],

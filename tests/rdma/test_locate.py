@@ -90,7 +90,7 @@ def test_one_bad_part_among_n_nodes_is_found_within_the_bound(nodes: int) -> Non
         assert rounds <= bound
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(3, 60), st.integers(0, 1 << 30))
 def test_one_bad_node_is_found_within_the_bound_without_any_map(count: int, seed: int) -> None:
     """Odd and small fleets too; no noise, so the answer is exact."""

@@ -54,7 +54,7 @@ def test_a_record_whose_program_lies_elsewhere_is_none(tmp_path: Path, program: 
     assert shelf.all() == ()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_whatever_stands_in_a_record_is_read_or_ignored(tmp_path: Path, data: bytes) -> None:
     folder = tmp_path / "vllm-1.0"

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.backoff import Backoff
@@ -93,7 +93,7 @@ def meddle(root: Path, how: str) -> None:
                 blob.write_bytes(blob.read_bytes() + b"more")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(st.lists(TROUBLES, max_size=4))
 def test_complete_is_complete_and_the_end_is_good(troubles: list[Trouble]) -> None:
     with tempfile.TemporaryDirectory() as directory, served({"org/model": FILES}) as hub:

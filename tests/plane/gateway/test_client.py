@@ -286,7 +286,7 @@ async def test_more_connections_than_allowed_are_told_so(houses: Houses) -> None
     assert (await first.ask(get(b"/health"), b"GET")).status == 200
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.lists(st.binary(max_size=80), max_size=4), at=st.integers(0, 120))
 def test_whatever_a_client_sends_gets_an_answer_or_an_end(data: list[bytes], at: int) -> None:
     request = chat()

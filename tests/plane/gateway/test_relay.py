@@ -298,7 +298,7 @@ async def test_a_get_without_a_model_goes_to_the_only_one_there_is(house: House)
     assert (await house.ask(get(b"/v1/files?model=other"), b"GET")).status == 200
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     pieces=st.lists(
         st.sampled_from([OK, OK[:40], STREAM, chunk(b"data: 1\n\n"), b"0\r\n\r\n"]) | st.binary(max_size=40)
