@@ -29,6 +29,7 @@ from llmgw.tinymodel import write_tiny
 from llmgw.wire.agent import Register, ShardStatus
 from llmgw.wire.control import StartShard
 from llmgw.wire.facts import Cpu, Host, ModelName, NodeId, ReplicaId, Resources, ShardId, ShardSpec, ShardState
+from tests.ports import of_an_agent
 
 FACTS = Register(node=NodeId("here"), version="1", host=Host(cpu=Cpu(threads=4), memory_bytes=64 << 30))
 SHARD = ShardId("tiny/0/0")
@@ -107,14 +108,13 @@ def shards(
     state: Path, *, asking: Asking | None = None, ports: range | None = None, patience: Patience | None = None
 ) -> Shards:
     """An agent's shards, with llama.cpp and the stand-in engine."""
-    first = 24000 + os.getpid() % 400 * 20
     installed = Installed([LlamaCpp(), PythonEngine(asking)], commands={"python": (sys.executable,)}, state=state)
     return Shards(
         state,
         installed=installed,
         logs=Logs(state / "logs", Ring()),
         facts=lambda: FACTS,
-        ports=ports or range(first, first + 400),
+        ports=ports or of_an_agent(),
         scopes=False,
         patience=patience,
         give_up_grace=0.5,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
-from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 
 from llmgw.node.health import Patience
-from llmgw.node.tcp import is_free
 from llmgw.tinymodel import write_tiny
 from llmgw.wire.control import StartShard
 from llmgw.wire.facts import ModelName, ReplicaId, Resources, ShardId, ShardSpec
 from tests.engines import Watching, running, shards
+from tests.ports import free_ports
 
 REPLICA = ReplicaId("six-0")
 
@@ -24,19 +22,6 @@ REPLICA = ReplicaId("six-0")
 def six_layers() -> Path:
     """A model with layers enough for three members."""
     return write_tiny(Path(mkdtemp(prefix="llmgw-test-model-")) / "six.gguf", layers=6)
-
-
-_next = count(12000 + os.getpid() % 700 * 10)
-
-
-def free_ports(wanted: int) -> list[int]:
-    """Numbers that nothing listens on now, outside what agents choose from and what the kernel gives to connections."""
-    found: list[int] = []
-    while len(found) < wanted:
-        number = 12000 + next(_next) % 7900
-        if is_free(number):
-            found.append(number)
-    return found
 
 
 def shard(rank: int) -> ShardId:

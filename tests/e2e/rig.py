@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,9 +21,9 @@ import attrs
 import httpx
 import trio
 
-from llmgw.demo.main import free_ports
 from llmgw.demo.processes import call, environment, leftovers, start, stop
 from llmgw.tinymodel import write_tiny
+from tests.ports import free_ports, of_a_fleet
 
 #: Silence is noticed in seconds here; everything else is as it is shipped, or nearly. An agent that begins again on a
 #: busy machine takes its seconds, and must not be lost for that.
@@ -62,7 +61,6 @@ class Rig:
     mark: str
     settings: str = QUICK
     top: str = ""
-    engine_ports: int = 21000
     plane: trio.Process | None = None
     nodes: dict[str, trio.Process] = attrs.field(factory=dict)
     gateways: trio.Process | None = None
@@ -141,9 +139,10 @@ class Rig:
         token = answer.json()["token"]
         args = ["join", url, "--token", token, "--name", name, "--dir", str(directory)]
         await call("llmgw-node", *args, env=self.env)
-        low = self.engine_ports + 400 * len(list(self.root.glob("n*/node.toml")))
+        among = len(list(self.root.glob("n*/node.toml")))
+        ports = of_a_fleet()[300 * among : 300 * (among + 1)]
         config = directory / "node.toml"
-        config.write_text(f'engine_ports = "{low}-{low + 399}"\naddress = "127.0.0.1"\n' + config.read_text())
+        config.write_text(f'engine_ports = "{ports[0]}-{ports[-1]}"\naddress = "127.0.0.1"\n' + config.read_text())
 
     async def start_node(self, name: str) -> None:
         config = str(self.root / name / "node.toml")
@@ -274,8 +273,7 @@ async def rig(
     agents, admin, serve = free_ports(3)
     if gateways:
         settings += "\n[gateway]\ninside = false\n"
-    anchor = ports_of_its_own()
-    made = Rig(root, agents, admin, serve, json.dumps(str(root)), settings, top, anchor.getsockname()[1] + 1)
+    made = Rig(root, agents, admin, serve, json.dumps(str(root)), settings, top)
     try:
         await made.make_plane()
         await made.start_plane()
@@ -297,20 +295,3 @@ async def rig(
     finally:
         with trio.CancelScope(shield=True):
             await made.down()
-        anchor.close()
-
-
-def ports_of_its_own() -> socket.socket:
-    """A bound socket; the 2,000 numbers after its own are this rig's, for as long as it is open.
-
-    The plane gives out numbers by what it knows of its nodes: two fleets on one machine must not share any.
-    """
-    for first in range(20000, 32000, 2001):
-        held = socket.socket()
-        try:
-            held.bind(("127.0.0.1", first))
-        except OSError:
-            held.close()
-            continue
-        return held
-    raise AssertionError("six rigs run on this machine already")

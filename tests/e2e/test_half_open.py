@@ -10,10 +10,10 @@ from subprocess import DEVNULL, STDOUT
 import pytest
 import trio
 
-from llmgw.demo.main import free_ports
 from llmgw.demo.processes import call, command
 from tests.e2e.rig import Rig
 from tests.e2e.wire import OURS, Wire, wire
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

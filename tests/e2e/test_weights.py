@@ -11,12 +11,12 @@ import httpx
 import pytest
 import trio
 
-from llmgw.demo.main import free_ports
 from llmgw.demo.processes import call, leftovers, start, stop
 from llmgw.node.weights.peers import Peers
 from llmgw.tinymodel import write_tiny
 from tests.e2e.rig import QUICK, Rig, rig
 from tests.node.weights.hubserver import Hub, served
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -23,6 +23,7 @@ from llmgw.node.shards import Shards
 from llmgw.wire.control import DrainShard, StartShard, StopShard
 from llmgw.wire.facts import ShardState
 from tests.engines import FACTS, SHARD, order, shards
+from tests.leftovers import end_marked
 
 Told = tuple[int, str]
 #: After each step: what was told meanwhile, what is so now, how many engines live.
@@ -193,8 +194,7 @@ def drawn(seed: int) -> list[str]:
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    for pid in list(processes.carrying(environment.STATE, str(tmp_path), processes.everyone())):
-        os.kill(pid, signal.SIGKILL)
+    end_marked(tmp_path)
 
 
 async def in_memory_course(seed: int) -> Course:

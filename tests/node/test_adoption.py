@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from llmgw.node import processes
-from llmgw.node.engines import environment
 from llmgw.wire.control import DrainShard, StopShard
 from llmgw.wire.facts import ShardState
 from tests.engines import SHARD, order, until
+from tests.leftovers import alive, end_marked, marked
 from tests.supervisor import agent
 
 pytestmark = pytest.mark.real
@@ -26,13 +26,7 @@ SLEEPING = {"PROGRAM": "import time; time.sleep(1000)"}
 def state(tmp_path: Path) -> Iterator[Path]:
     """A state directory; whatever still carries its mark afterwards is killed."""
     yield tmp_path
-    for pid in list(processes.carrying(environment.STATE, str(tmp_path), processes.everyone())):
-        os.kill(pid, signal.SIGKILL)
-
-
-def ours(state: Path) -> set[int]:
-    everyone = processes.everyone()
-    return {pid for pid in processes.carrying(environment.STATE, str(state), everyone) if everyone[pid].alive}
+    end_marked(tmp_path)
 
 
 def noted(state: Path, word: str) -> bool:
@@ -71,11 +65,11 @@ async def test_an_engine_outlives_its_killed_agent_and_the_next_one_adopts_it_wi
                 await until(lambda: len(answers) >= so_far + 5)
                 nursery.cancel_scope.cancel()
                 assert set(answers) == {200}
-                assert ours(state) == {ready.pid}
+                assert marked(state) == {ready.pid}
 
                 await second.give(StopShard(shard=SHARD, generation=7))
                 await second.told("stopped")
-                assert ours(state) == set()
+                assert marked(state) == set()
 
 
 async def test_the_end_of_an_adopted_engine_is_told_and_its_status_is_not_invented(state: Path) -> None:
@@ -101,14 +95,14 @@ async def test_an_engine_that_died_while_no_agent_watched_is_told_as_failed_with
         await first.give(order(1, engine="python", env={"PROGRAM": program}))
         ready = await first.told("ready")
         assert ready.pid is not None
-        await until(lambda: len(ours(state)) == 2)
+        await until(lambda: len(marked(state)) == 2)
         await first.kill()
     os.kill(ready.pid, signal.SIGKILL)
     async with agent(state) as second:
         await second.adopted()
         failed = await second.told("failed")
         assert failed.cause_code == "ended-unseen"
-        assert ours(state) == set()
+        assert marked(state) == set()
 
 
 async def test_a_failure_is_told_again_by_a_later_agent(state: Path) -> None:
@@ -136,7 +130,7 @@ async def test_an_agent_killed_while_it_stops_a_shard_is_followed_by_one_that_go
     async with agent(state) as second:
         await second.adopted()
         await second.told("stopped")
-        assert ours(state) == set()
+        assert marked(state) == set()
 
 
 async def test_an_engine_still_loading_is_adopted_and_becomes_ready(state: Path) -> None:
@@ -214,11 +208,11 @@ async def test_an_engine_whose_record_is_broken_is_reported_and_no_second_one_st
         assert (status.state, status.pid, status.shard) == (ShardState.UNKNOWN, ready.pid, SHARD)
         await second.give(order(2, engine="python", env=SLEEPING))
         await second.told("unknown")
-        assert ours(state) == {ready.pid}
+        assert marked(state) == {ready.pid}
         os.kill(ready.pid, signal.SIGKILL)
         started = await second.told("ready")
         assert started.generation == 2
-        assert ours(state) == {started.pid}
+        assert marked(state) == {started.pid}
     assert path.with_suffix(".broken").exists()
 
 
@@ -241,16 +235,16 @@ async def test_an_engine_that_leaves_a_process_which_nothing_ends_says_so_instea
         await agent_.give(order(1, engine="python", env={"PROGRAM": SURVIVED, "GO": str(state / "go")}))
         ready = await agent_.told("ready")
         assert ready.pid is not None
-        await until(lambda: len(ours(state)) == 2)
+        await until(lambda: len(marked(state)) == 2)
         (state / "go").touch()
         stopping = await agent_.told("stopping")
         while not stopping.detail:  # it may only take its time
             stopping = await agent_.told("stopping")
-        (left,) = ours(state)
+        (left,) = marked(state)
         assert f"do not end even by SIGKILL: {left} (" in stopping.detail
         os.kill(left, signal.SIGKILL)
         failed = await agent_.told("failed")
-        assert (failed.exit_code, ours(state)) == (3, set())
+        assert (failed.exit_code, marked(state)) == (3, set())
 
 
 async def test_the_agents_stdin_gate_keeps_an_engine_from_running_without_a_record(state: Path) -> None:
@@ -264,5 +258,5 @@ async def test_the_agents_stdin_gate_keeps_an_engine_from_running_without_a_reco
         f"launch(['/bin/touch', {str(state / 'ran')!r}], dict(os.environ), '/', Path({str(state / 'log')!r}), die)\n"
     )
     done = await trio.run_process([sys.executable, "-c", program], capture_stdout=True, check=False)
-    await until(lambda: (seen := processes.look(int(done.stdout))) is None or not seen.alive)
+    await until(lambda: not alive(int(done.stdout)))
     assert not (state / "ran").exists()

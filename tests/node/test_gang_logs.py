@@ -13,7 +13,8 @@ from llmgw.wire.agent import ShardStatus
 from llmgw.wire.control import StopShard
 from llmgw.wire.facts import ShardState
 from tests.engines import Watching
-from tests.gangs import agents, free_ports, orders, shard
+from tests.gangs import agents, orders, shard
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.real
 

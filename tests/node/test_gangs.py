@@ -12,12 +12,14 @@ import pytest
 from msgspec import structs
 
 from llmgw.node import processes, tend
-from llmgw.node.engines import Asking, environment
+from llmgw.node.engines import Asking
 from llmgw.node.health import Patience
 from llmgw.wire.control import StartShard, StopShard
 from llmgw.wire.facts import ShardState
 from tests.engines import SHARD, Watching, order, running, shards, until
-from tests.gangs import agents, free_ports, orders, shard
+from tests.gangs import agents, orders, shard
+from tests.leftovers import alive, end_marked, marked
+from tests.ports import free_ports
 from tests.supervisor import agent
 
 pytestmark = pytest.mark.real
@@ -123,12 +125,11 @@ async def test_a_stop_while_a_leader_waits_for_its_peers_answer_leaves_nothing(t
         port = int(mute.getsockname()[1])
         async with agents(tmp_path) as nodes:
             nodes[0].shards.start(orders(ports=[port])[0])
-            state = str(tmp_path / "node-0")
-            await until(lambda: any(processes.carrying(environment.STATE, state, processes.everyone())))
+            await until(lambda: bool(marked(tmp_path / "node-0")))
             nodes[0].shards.stop(StopShard(shard=shard(0), generation=1))
             await nodes[0].until(STOPPED, within=10)
             assert nodes[0].shards._means.ports._reserved == {}
-            assert not any(processes.carrying(environment.STATE, state, processes.everyone()))
+            assert not marked(tmp_path / "node-0")
 
 
 @pytest.fixture
@@ -137,8 +138,7 @@ def states(tmp_path: Path) -> Iterator[list[Path]]:
     found = [tmp_path / "node-0", tmp_path / "node-1"]
     yield found
     for state in found:
-        for pid in list(processes.carrying(environment.STATE, str(state), processes.everyone())):
-            os.kill(pid, signal.SIGKILL)
+        end_marked(state)
 
 
 async def test_leader_and_follower_outlive_their_killed_agents_and_are_adopted_still_serving(
@@ -168,7 +168,7 @@ async def test_leader_and_follower_outlive_their_killed_agents_and_are_adopted_s
         await leader.give(StopShard(shard=shard(0), generation=1))
         await leader.told("stopped")
         assert ready.pid is not None
-        assert (seen := processes.look(ready.pid)) is None or not seen.alive
+        assert not alive(ready.pid)
 
 
 LEADING = """

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from llmgw.errors import BadInput, Failed
 from llmgw.node import perftest as node
-from llmgw.node import processes
 from llmgw.node.perftest import Perftest, PortNow, cpu_set, grown, last_lines, look, pin_for
 from llmgw.node.run import Ran
 from llmgw.wire.agent import Listening, Working
 from llmgw.wire.control import Bandwidth, BandwidthClient, BandwidthServe, PerftestRequest
+from tests.leftovers import emptied
+from tests.ports import free_ports
 from tests.rdma.recorded import sides
 
 pytestmark = pytest.mark.real
@@ -47,12 +48,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
     return install
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 LISTEN = """
@@ -89,7 +84,7 @@ async def test_the_real_program_without_a_device_fails_with_its_cause_and_at_onc
 
 async def test_the_server_is_said_to_listen_when_its_own_socket_does(fake: Fake) -> None:
     fake(LISTEN + f"c, _ = s.accept(); print('''{TABLE}''')")
-    port = free_port()
+    port = free_ports(1)[0]
     heard: list[Working | Listening] = []
     listening = trio.Event()
 
@@ -129,19 +124,16 @@ async def test_another_processes_socket_on_the_port_is_not_taken_for_the_servers
 
 
 async def test_withdrawing_a_side_ends_its_processes_at_once(fake: Fake, tmp_path: Path) -> None:
-    pids = tmp_path / "pid"
-    fake(LISTEN + f"open({str(pids)!r}, 'w').write(str(os.getpgid(0))); time.sleep(600)")
+    group = tmp_path / "group"
+    fake(f"open({str(group)!r}, 'w').write(str(os.getpgid(0)))\n" + LISTEN + "time.sleep(600)")
     listening = trio.Event()
-    request = BandwidthServe(run=replace(TEST, tcp_port=free_port()))
+    request = BandwidthServe(run=replace(TEST, tcp_port=free_ports(1)[0]))
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Perftest().serve, request, lambda word: listening.set())
             await listening.wait()
             nursery.cancel_scope.cancel()
-            withdrawn = trio.current_time()
-    assert trio.current_time() - withdrawn < 1
-    group = int(pids.read_text())
-    assert not [pid for pid, seen in processes.everyone().items() if seen.group == group and seen.alive]
+    await emptied(int(group.read_text()))
 
 
 async def test_a_side_that_hangs_is_ended_by_its_limit(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from llmgw.node.engines.environment import PROBE, STATE
 from llmgw.node.returning import end_left_probes
 from llmgw.node.run import run
 from tests.engines import until
+from tests.leftovers import end, marked
 
 pytestmark = pytest.mark.real
 
@@ -30,11 +30,6 @@ from llmgw.node.settings import NodeSettings
 main._mark_tools(NodeSettings(directory=Path(sys.argv[1])))
 trio.run(lambda: run(["sleep", "1000"], limit=1000))
 """
-
-
-def marked(state: Path) -> set[int]:
-    everyone = processes.everyone()
-    return {pid for pid in processes.carrying(STATE, str(state), everyone) if everyone[pid].alive}
 
 
 async def test_a_bandwidth_test_of_a_killed_agent_is_ended_by_the_next_one(tmp_path: Path) -> None:
@@ -74,5 +69,5 @@ async def test_an_installation_under_way_is_not_cut_short(tmp_path: Path) -> Non
         await end_left_probes(tmp_path)
         assert marked(tmp_path) == {pid}
     finally:
-        os.kill(pid, signal.SIGKILL)
+        end([pid])
         await orphan.stdout.aclose()

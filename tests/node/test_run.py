@@ -9,21 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from llmgw.node import processes
 from llmgw.node.run import Kept, NotStarted, run
+from tests.leftovers import alive_in, emptied
 
 pytestmark = pytest.mark.real
-
-
-def alive_in(group: int) -> list[int]:
-    return [pid for pid, seen in processes.everyone().items() if seen.group == group and seen.alive]
-
-
-async def emptied(group: int) -> None:
-    """Every process of the group has died: all were killed at once, but one that is no child of ours has no event."""
-    with trio.fail_after(2):
-        while alive_in(group):  # noqa: ASYNC110
-            await trio.sleep(0.01)
 
 
 @pytest.fixture

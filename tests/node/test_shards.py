@@ -13,6 +13,8 @@ from llmgw.node.shards import Shards
 from llmgw.wire.control import DrainShard, StopShard
 from llmgw.wire.facts import ShardId, ShardState
 from tests.engines import SHARD, order, running, shards, tiny_model, until
+from tests.leftovers import alive
+from tests.ports import of_an_agent
 
 pytestmark = pytest.mark.real
 
@@ -96,7 +98,7 @@ async def test_a_process_that_ignores_sigterm_and_a_child_that_left_its_session_
         told.shards.stop(StopShard(shard=SHARD, generation=1))
         await told.until(STOPPED)
         assert ending.belonging(record) == {}
-        assert all((seen := processes.look(pid)) is None or not seen.alive for pid in everyone)
+        assert not any(alive(pid) for pid in everyone)
 
 
 #: Its worker has a session of its own and nothing in its environment: only its parent tells whose it is.
@@ -117,7 +119,7 @@ async def test_a_worker_that_only_its_parent_tells_of_is_ended_though_the_parent
         everyone = ending.belonging(record)
         told.shards.stop(StopShard(shard=SHARD, generation=1))
         await told.until(STOPPED)
-        assert all((seen := processes.look(pid)) is None or not seen.alive for pid in everyone)
+        assert not any(alive(pid) for pid in everyone)
 
 
 async def test_a_newer_generation_replaces_the_older_after_stopping_it(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 async def test_a_port_lost_to_another_is_tried_again_with_the_next(tmp_path: Path) -> None:
-    ports = range(26000 + os.getpid() % 300 * 10, 26000 + os.getpid() % 300 * 10 + 10)
+    ports = of_an_agent(1)[:10]
     async with running(shards(tmp_path, asking=Asking(token=False), ports=ports)) as told:
         told.shards.start(order(engine="python", env={"PROGRAM": LOSING}))
         ready = await told.until(READY)

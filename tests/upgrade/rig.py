@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 import trio
 
-from llmgw.demo.main import free_ports
 from llmgw.demo.processes import command
 from tests.e2e.rig import Rig
+from tests.ports import free_ports
 from tests.upgrade.releases import PRESENT, Release
 
 

@@ -26,7 +26,8 @@ from llmgw.wire.agent import ShardStatus
 from llmgw.wire.control import StopShard
 from llmgw.wire.facts import ShardState
 from tests.engines import FACTS, SHARD, Watching, order, running
-from tests.gangs import free_ports, shard
+from tests.gangs import shard
+from tests.ports import free_ports, of_an_agent
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.vllm]
 
@@ -54,7 +55,7 @@ async def test_vllm_becomes_ready_answers_dies_as_a_whole_and_says_why(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     program, model = request.config.getoption("--vllm"), request.config.getoption("--vllm-model")
-    shards = agent(tmp_path, program, range(21000, 21100))
+    shards = agent(tmp_path, program, of_an_agent())
     start = order(
         engine="vllm",
         source=model,
@@ -111,8 +112,8 @@ async def test_two_nodes_serve_one_model_together_and_when_one_is_killed_the_oth
         both.append(structs.replace(one, spec=spec))
     lead, follow = both
     async with (
-        running(agent(tmp_path / "0", program, range(21000, 21100), patience)) as leader,
-        running(agent(tmp_path / "1", program, range(21100, 21200), patience)) as follower,
+        running(agent(tmp_path / "0", program, of_an_agent(), patience)) as leader,
+        running(agent(tmp_path / "1", program, of_an_agent(1), patience)) as follower,
     ):
         follower.shards.start(follow)
         lives = await follower.until(ShardState.READY, within=60)

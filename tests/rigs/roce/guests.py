@@ -18,6 +18,7 @@ from subprocess import DEVNULL
 import attrs
 import trio
 
+from tests.ports import free_ports
 from tests.rigs.roce.image import Image, image
 
 RAILS = 2
@@ -111,12 +112,6 @@ def acceleration() -> tuple[str, str]:
     return "tcg,thread=multi", "max"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _command(guest: Guest, other: int, made: Image, mtu: int, speed: int) -> list[str]:
     accelerator, cpu = acceleration()
     settings = {
@@ -163,7 +158,7 @@ def guests(*, mtu: int = 4300, speed: int = 25_000) -> Iterator[tuple[Guest, Gue
     made = image()
     # A short path: names of UNIX sockets have 108 bytes.
     home = Path(tempfile.mkdtemp(prefix="roce-", dir="/tmp"))
-    a, b = (Guest(name, number, _free_port(), home / name) for name, number in (("a", 11), ("b", 12)))
+    a, b = (Guest(name, number, free_ports(1)[0], home / name) for name, number in (("a", 11), ("b", 12)))
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for guest, other in ((a, b), (b, a)):
