@@ -47,9 +47,9 @@ def models(output: str, watch: float | None) -> None:
 @watched
 def replicas(shards: bool, output: str, watch: float | None) -> None:
     """Every replica: its state, where it runs, how it failed last."""
-    from llmgw.ctl import tables
+    from llmgw.ctl import replicatables
 
-    show("replicas", tables.members if shards else tables.replicas, output=output, watch=watch)
+    show("replicas", replicatables.members if shards else replicatables.replicas, output=output, watch=watch)
 
 
 @click.command()

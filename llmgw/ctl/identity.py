@@ -56,9 +56,9 @@ def create(ttl: str, node: str, replace: bool, note: str, output: str) -> None:
 @watched
 def list_tokens(output: str, watch: float | None) -> None:
     """Every token that is not long over."""
-    from llmgw.ctl import tables
+    from llmgw.ctl import identitytables
 
-    show("tokens", tables.tokens, output=output, watch=watch)
+    show("tokens", identitytables.tokens, output=output, watch=watch)
 
 
 @token.command()
@@ -85,9 +85,9 @@ def revoke(id: str, output: str) -> None:
 @watched
 def certs(output: str, watch: float | None) -> None:
     """Every certificate that the plane gave out: whose it is and when it expires."""
-    from llmgw.ctl import tables
+    from llmgw.ctl import identitytables
 
-    show("certs", tables.certs, output=output, watch=watch)
+    show("certs", identitytables.certs, output=output, watch=watch)
 
 
 COMMANDS = (token, certs)

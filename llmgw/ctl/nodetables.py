@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmgw.ctl.client import Answer
+from llmgw.ctl.replicatables import shard_table
 from llmgw.ctl.show import (
     Cell,
     Column,
@@ -24,7 +25,7 @@ from llmgw.ctl.show import (
     word,
     words,
 )
-from llmgw.ctl.tables import engines, problem_table, shard_table, stage
+from llmgw.ctl.tables import engines, problem_table, stage
 from llmgw.wire.api import DoctorView
 from llmgw.wire.nodeapi import GpuView, LeavingView, NodeReply, NodeRow, PortView
 

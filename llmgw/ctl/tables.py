@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmgw.ctl.client import Answer
+from llmgw.ctl.replicatables import replica_table
 from llmgw.ctl.show import (
     Cell,
     Column,
@@ -16,22 +17,18 @@ from llmgw.ctl.show import (
     columns,
     counted,
     fields,
-    number,
     of,
     percent,
-    progress,
     section,
     size,
-    when,
     word,
     words,
 )
-from llmgw.wire.api import CertsReply, StatusReply, TokensReply
+from llmgw.wire.api import StatusReply
 from llmgw.wire.apicommon import ProblemsReply, ProblemView
 from llmgw.wire.facts import EngineInstall
 from llmgw.wire.modelapi import ModelsReply, ModelView, WhyReply
 from llmgw.wire.nodeapi import NodeRow, NodesReply
-from llmgw.wire.replicaapi import ReplicasReply, ReplicaView, ShardView
 
 
 def _placed(now: StatusReply) -> Text:
@@ -206,113 +203,6 @@ def _change(model: ModelView) -> Text:
     return Text(model.rollout, style="yellow")
 
 
-_REPLICAS = (
-    Column("REPLICA"),
-    Column("STATE", prose=True),
-    Column("NODE"),
-    Column("PORT", right=True, extra=2),
-    Column("AGE", right=True, extra=3),
-    Column("RESTARTS", right=True, extra=3),
-    Column("CPU", right=True, extra=5),
-    Column("MEMORY", right=True, extra=6),
-    Column("IN FLIGHT", right=True, extra=4),
-    Column("MODEL", extra=8),
-    Column("REVISION", right=True, extra=7),
-    Column("WAITS FOR", extra=2, prose=True),
-    Column("WARNING", extra=1, prose=True),
-    Column("LAST FAILURE", extra=1, prose=True),
-)
-
-
-def replicas(answer: Answer, width: int) -> RenderableType:
-    return _replicas(answer.read(ReplicasReply).replicas, width)
-
-
-def _replicas(found: tuple[ReplicaView, ...], width: int) -> RenderableType:
-    return columns(_REPLICAS, map(_replica, found), nothing="no replica is placed", width=width)
-
-
-def _replica(replica: ReplicaView) -> tuple[Cell, ...]:
-    loads = [shard.cpu_percent for shard in replica.shards if shard.cpu_percent is not None]
-    memory = [shard.rss_bytes for shard in replica.shards if shard.rss_bytes is not None]
-    coming = next((shard.progress for shard in replica.shards if shard.progress is not None), None)
-    retry = min((shard.retry_in for shard in replica.shards if shard.retry_in is not None), default=None)
-    return (
-        replica.id,
-        words(
-            word(replica.state),
-            progress(coming),
-            f"again in {age(retry)}" if retry is not None else "",
-        ),
-        "+".join(replica.nodes),
-        number(replica.port),
-        age(replica.age),
-        str(replica.restarts) if replica.restarts else "",
-        percent(sum(loads)) if loads else "",
-        size(sum(memory)) if memory else "",
-        number(replica.in_flight),
-        replica.model,
-        f"{replica.revision}, outdated" if replica.outdated else "",
-        clean(replica.waiting),
-        Text(clean(replica.warning), style="red"),
-        clean(replica.cause),
-    )
-
-
-_SHARDS = (
-    Column("SHARD"),
-    Column("STATE", prose=True),
-    Column("NODE"),
-    Column("FOR", right=True, extra=3),
-    Column("GEN", right=True, extra=5),
-    Column("PORT", right=True, extra=2),
-    Column("PID", right=True, extra=4),
-    Column("CPU", right=True, extra=6),
-    Column("MEMORY", right=True, extra=6),
-    Column("RESTARTS", right=True, extra=3),
-    Column("LAST FAILURE", extra=1, prose=True),
-)
-
-
-def members(answer: Answer, width: int) -> RenderableType:
-    """Every member of every replica, in one line each."""
-    shards = (shard for replica in answer.read(ReplicasReply).replicas for shard in replica.shards)
-    return shard_table(shards, width, nothing="no replica is placed")
-
-
-def shard_table(found: Iterable[ShardView], width: int, *, nothing: str = "", here: str = "") -> RenderableType:
-    """Shards in one line each; their node is left out where all are `here`."""
-    heads = [head for head in _SHARDS if not here or head.title != "NODE"]
-    rows = (
-        [cell for head, cell in zip(_SHARDS, shard(one), strict=True) if not here or head.title != "NODE"]
-        for one in found
-    )
-    return columns(heads, rows, nothing=nothing, width=width)
-
-
-def shard(one: ShardView) -> tuple[Cell, ...]:
-    failure = one.last_failure
-    return (
-        one.id,
-        words(
-            word(one.state),
-            "" if one.want == "run" else f"to {one.want}",
-            progress(one.progress),
-            f"again in {age(one.retry_in)}" if one.retry_in is not None else "",
-            f"{age(one.stop_in)} left" if one.stop_in is not None else "",
-        ),
-        one.node,
-        age(one.state_age),
-        str(one.generation),
-        number(one.port),
-        str(one.pid or "") + (" adopted" if one.adopted else ""),
-        percent(one.cpu_percent),
-        size(one.rss_bytes),
-        str(one.restarts) if one.restarts else "",
-        clean(failure.cause or failure.signal) if failure else "",
-    )
-
-
 _REASONS = (
     Column("NODE"),
     Column("CHECK"),
@@ -351,7 +241,7 @@ def why(answer: Answer, width: int) -> RenderableType:
         )
         parts.append(section("Why not there", columns(_REASONS, reasons, nothing="", width=width)))
     if reply.replicas:
-        parts.append(section("Replicas", _replicas(reply.replicas, width)))
+        parts.append(section("Replicas", replica_table(reply.replicas, width)))
     if reply.standings and not complete:
         rows = ((s.shard, word(s.state), s.node, str(s.generation), clean(s.text)) for s in reply.standings)
         parts.append(section("Shards", columns(_STANDINGS, rows, nothing="", width=width)))
@@ -392,59 +282,3 @@ def problem_table(found: tuple[ProblemView, ...], width: int) -> RenderableType:
         for p in found
     )
     return columns(_PROBLEMS, rows, nothing="no problem is open", width=width)
-
-
-_TOKENS = (
-    Column("ID"),
-    Column("STATE"),
-    Column("FOR NODE"),
-    Column("EXPIRES"),
-    Column("USED BY"),
-    Column("USED", extra=2),
-    Column("FROM", extra=3),
-    Column("NOTE", extra=1),
-)
-
-
-def tokens(answer: Answer, width: int) -> RenderableType:
-    rows = (
-        (
-            t.id,
-            word(t.state),
-            words(t.node or "any", "(replaces)" if t.replace else ""),
-            f"in {age(t.expires_in)}" if t.expires_in > 0 and t.state == "open" else when(t.expires_clock),
-            t.used_by,
-            when(t.used_clock),
-            t.used_from,
-            t.note,
-        )
-        for t in answer.read(TokensReply).tokens
-    )
-    return columns(_TOKENS, rows, nothing="no token (`llmgw ctl token create`)", width=width)
-
-
-_CERTS = (
-    Column("NAME"),
-    Column("ROLE"),
-    Column("STATE"),
-    Column("EXPIRES"),
-    Column("ISSUED", extra=2),
-    Column("WHY", extra=1),
-    Column("SERIAL", extra=3),
-)
-
-
-def certs(answer: Answer, width: int) -> RenderableType:
-    rows = (
-        (
-            c.name,
-            c.role,
-            word(c.state),
-            f"in {age(c.expires_in)}" if c.expires_in > 0 else f"{age(-c.expires_in)} ago",
-            when(c.issued_clock),
-            c.why,
-            c.serial,
-        )
-        for c in answer.read(CertsReply).certs
-    )
-    return columns(_CERTS, rows, nothing="no certificate was given out", width=width)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from llmgw.ctl import modeltables, nodetables, tables
+from llmgw.ctl import modeltables, nodetables, replicatables, tables
 from llmgw.ctl.client import Answer
 from llmgw.plane.admin import views
 from llmgw.plane.admin.seams import Traffic
@@ -150,9 +150,9 @@ def test_what_gateways_count_is_told_in_a_line(counts: dict[str, int], words: st
 
 def test_replicas_are_a_line_each_and_their_members_on_request() -> None:
     reply = views.replicas(gang_world(), NOW, WALL, Traffic())
-    assert len(drawn(reply, tables.replicas, 400).splitlines()) == 4
-    assert "gpu-01+node-a" in drawn(reply, tables.replicas)
-    assert [line.split()[0] for line in drawn(reply, tables.members).splitlines()] == [
+    assert len(drawn(reply, replicatables.replicas, 400).splitlines()) == 4
+    assert "gpu-01+node-a" in drawn(reply, replicatables.replicas)
+    assert [line.split()[0] for line in drawn(reply, replicatables.members).splitlines()] == [
         "SHARD",
         "big-0-0",
         "org_large-0-0",
@@ -197,7 +197,7 @@ def test_a_long_word_on_a_transfer_leaves_room_for_what_has_failed() -> None:
             ),
         )
     )
-    lines = drawn(reply, tables.replicas, 80).splitlines()
+    lines = drawn(reply, replicatables.replicas, 80).splitlines()
     assert lines[0].split() == ["REPLICA", "STATE", "NODE", "RESTARTS", "LAST", "FAILURE"]
     assert any(line.split() == "big-model-1 failed again in 30s gpu-02 2 out of memory".split() for line in lines)
     assert "of ?" not in "".join(lines)
