@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from llmgw.errors import Unavailable
 from llmgw.wire.facts import ShardId
 
-#: Numbers taken by a purpose that counts up from its first one; such a purpose's name ends in "+".
-BLOCK = 8
+#: Numbers in a row that a purpose takes from its first one on. vLLM counts up from VLLM_PORT; SGLang with DP attention
+#: uses dist-init, the six after it and, over several nodes, the thirteenth (server_args.py, PortArgs).
+SPANS: Mapping[str, int] = {"internal+": 8, "dist+": 16}
 
 
 def width(purposes: Sequence[str]) -> int:
     """How many numbers in a row these purposes take."""
-    return sum(BLOCK if purpose.endswith("+") else 1 for purpose in purposes)
+    return sum(SPANS.get(purpose, 1) for purpose in purposes)
 
 
 def laid_out(first: int, purposes: Sequence[str]) -> dict[str, int]:
@@ -29,14 +30,14 @@ def laid_out(first: int, purposes: Sequence[str]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for purpose in purposes:
         numbers[purpose] = first
-        first += BLOCK if purpose.endswith("+") else 1
+        first += SPANS.get(purpose, 1)
     return numbers
 
 
 def spanned(numbers: Mapping[str, int]) -> Iterator[int]:
     """Every number that a shard with these may use."""
     for purpose, first in numbers.items():
-        yield from range(first, first + (BLOCK if purpose.endswith("+") else 1))
+        yield from range(first, first + SPANS.get(purpose, 1))
 
 
 def choose(

@@ -12,9 +12,9 @@ from itertools import chain
 
 #: What agents that do not say their range have: the default of `engine_ports` in node.toml.
 RANGE = (20000, 29999)
-#: Numbers taken by a purpose that counts up from its first one; its name ends in "+". SGLang with DP attention
-#: listens on dist-init and the six numbers after it.
-BLOCK = 8
+#: Numbers in a row that a purpose takes from its first one on, as the nodes have it: SGLang with DP attention listens
+#: on dist-init, the six numbers after it and, over several nodes, the thirteenth (server_args.py, PortArgs).
+SPANS: Mapping[str, int] = {"dist+": 16}
 
 #: Who listens where, by engine: what rank 0 is given, and what every other rank is. vLLM's TCP store (`--master-port`),
 #: SGLang's (`--dist-init-addr`), and one llama.cpp RPC server for each follower, never shared.
@@ -30,7 +30,7 @@ def purposes(engine: str, rank: int) -> tuple[str, ...]:
 def spanned(numbers: Mapping[str, int]) -> Iterator[int]:
     """Every number that a member with these may use."""
     for purpose, first in numbers.items():
-        yield from range(first, first + _width(purpose))
+        yield from range(first, first + SPANS.get(purpose, 1))
 
 
 def reserve(
@@ -48,11 +48,11 @@ def reserve(
     taken = set(held)
     found: dict[str, int] = {}
     for name in names:
-        number = _next(range(first, end + 1), _width(name), taken, (last or {}).get(name))
+        number = _next(range(first, end + 1), SPANS.get(name, 1), taken, (last or {}).get(name))
         if number is None:
             return None
         found[name] = number
-        taken.update(range(number, number + _width(name)))
+        taken.update(range(number, number + SPANS.get(name, 1)))
     return found
 
 
@@ -68,7 +68,3 @@ def _next(allowed: range, width: int, taken: Collection[int], last: int | None) 
     else:
         starts_from = iter(starts)
     return next((s for s in starts_from if not any(n in taken for n in range(s, s + width))), None)
-
-
-def _width(purpose: str) -> int:
-    return BLOCK if purpose.endswith("+") else 1

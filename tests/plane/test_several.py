@@ -238,7 +238,7 @@ def test_a_node_without_a_free_number_is_passed_over_and_says_so() -> None:
     of = wanted(2, engine="sglang", gpus=0, network="rdma")
     choice = chosen(world(small, *others), of)
     assert choice.nodes == ("n2", "n3")
-    assert choice.members[0].ports == {"dist+": 29992}
+    assert choice.members[0].ports == {"dist+": 29984}
     here = world(small, replace(small, node=NodeId("n2")))
     assert told(here, of) == [
         ("n1", "ports", "none free", "21000 to 21003"),

@@ -49,7 +49,7 @@ class Sglang:
     name = "sglang"
 
     def ports(self, spec: ShardSpec) -> tuple[str, ...]:
-        # "dist+" is a block: with DP attention the six ports after it are used as well. A follower answers on "http".
+        # "dist+" is a block: with DP attention up to thirteen ports after it are used as well. A follower has "http".
         if len(spec.peers) < 2:
             return ("http", "nccl", "dist+") if given(spec.args, _DP_ATTENTION) else ("http", "nccl")
         return ("http",) if spec.rank else ("http", "dist+")
