@@ -35,7 +35,7 @@ FACTS = Register(node=NodeId("here"), version="1", host=Host(cpu=Cpu(threads=4),
 SHARD = ShardId("tiny/0/0")
 
 
-async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 30.0) -> None:
     """Wait for something outside this process (a file, a process) that can tell nobody that it changed."""
     with trio.fail_after(within):
         while not condition():  # noqa: ASYNC110

@@ -33,7 +33,7 @@ def marked(state: Path) -> set[int]:
 
 async def emptied(group: int) -> None:
     """Wait until every process of the group is dead; all were killed already."""
-    await until(lambda: not alive_in(group), within=5)
+    await until(lambda: not alive_in(group))
 
 
 def end(pids: Iterable[int]) -> None:
