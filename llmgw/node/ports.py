@@ -247,11 +247,16 @@ class _Sweep:
 
 
 class Ports:
-    """Watches the RDMA ports. `gpus` tells the GPUs as known now, for nearness."""
+    """Watches the RDMA ports.
 
-    def __init__(self, view: View, gpus: Callable[[], tuple[Gpu, ...]] = tuple) -> None:
+    `gpus` tells the GPUs as known now, for nearness; an adapter that has not answered after `within` seconds is not
+    waited for any more.
+    """
+
+    def __init__(self, view: View, gpus: Callable[[], tuple[Gpu, ...]] = tuple, *, within: float = WITHIN) -> None:
         self._where = view
         self._gpus = gpus
+        self._within = within
         self._adapters: dict[str, _Reading] = {}
         self._mtus: dict[tuple[str, int], int] = {}
         self._made: tuple[Port, ...] = ()
@@ -270,7 +275,7 @@ class Ports:
                 await trio.sleep_until(began + self._where.period)
 
     async def look(self) -> PortView:
-        """Read every adapter once. One that hangs costs `WITHIN` the first time and nothing after."""
+        """Read every adapter once. One that hangs costs the time limit once and nothing after."""
         names = files.names(self._where.at("sys/class/infiniband"))
         for name in names:
             if name not in self._adapters:
@@ -278,17 +283,19 @@ class Ports:
         for name in self._adapters.keys() - {*names}:
             del self._adapters[name]
         await self._read()
-        everything = self._adapters.values()
-        view = PortView(
-            at=time.monotonic(),
-            ports=self.facts(),
-            loads=tuple(load for reading in everything for load in reading.loads),
-            silent={
-                reading.adapter.name: reading.silent_since for reading in everything if reading.silent_since is not None
-            },
-        )
+        view = self.so_far()
         self.view.set(view)
         return view
+
+    def so_far(self) -> PortView:
+        """What is known now, also of a look that was not waited for; an adapter that never answered is silent."""
+        now, everything = time.monotonic(), self._adapters.values()
+        silent = {
+            reading.adapter.name: now if reading.silent_since is None else reading.silent_since
+            for reading in everything
+            if reading.silent_since is not None or reading.whole_at == float("-inf")
+        }
+        return PortView(now, self.facts(), tuple(load for reading in everything for load in reading.loads), silent)
 
     def facts(self) -> tuple[Port, ...]:
         """Every port's lasting facts; the same object as before while nothing that goes into them is new."""
@@ -310,7 +317,7 @@ class Ports:
         todo = [reading for reading in self._adapters.values() if not reading.busy]
         while todo:
             sweep = _Sweep(todo, time.monotonic())
-            with trio.move_on_after(WITHIN):
+            with trio.move_on_after(self._within):
                 await trio.to_thread.run_sync(sweep.run, abandon_on_cancel=True)
             todo = sweep.left_behind()
 

@@ -122,14 +122,11 @@ async def test_an_adapter_that_comes_later_is_found_and_one_that_goes_is_gone(tm
     assert [port.device for port in (await ports.look()).ports] == ["mlx5_1"]
 
 
-async def test_an_adapter_whose_files_block_is_named_and_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llmgw.node.ports.WITHIN", 0.3)
+async def test_an_adapter_whose_files_block_is_named_and_hides_no_other(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.adapter("mlx5_0", pci="0000:18:00.0")
     sick = machine.adapter("mlx5_1", pci="0000:2a:00.0")
-    ports = Ports(View(root=tmp_path))
+    ports = Ports(View(root=tmp_path), within=0.3)
     await ports.look()
     pipe = tmp_path / sick / "ports/1/state"
     pipe.unlink()

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 #: Seconds for all looking together, checks not counted; doctor as a whole takes less than ten.
 WITHIN = 5.5
+#: Seconds after which the others are not kept waiting for an adapter that does not answer.
+HANGS = 0.3
 
 
 @attrs.frozen
@@ -62,11 +64,13 @@ async def examined(settings: NodeSettings, *, probe: Callable[[], Probe] | None 
         asker = probe() if probe else Probe(first_within=WITHIN - 1, within=WITHIN - 1, death_within=0.5)
         return await Gpus(view, probe=asker, keep=False).once()
 
-    adapters = Ports(view, lambda: listed.gpus if isinstance(listed := found.get("gpus"), GpuView) else ())
+    adapters = Ports(
+        view, lambda: listed.gpus if isinstance(listed := found.get("gpus"), GpuView) else (), within=HANGS
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(part, "host", partial(_threaded, partial(host, view)))
         nursery.start_soon(part, "gpus", all_gpus)
-        nursery.start_soon(part, "ports", adapters.look)
+        nursery.start_soon(part, "ports", partial(_ports, adapters))
         nursery.start_soon(part, "kernel", partial(_threaded, partial(so_far, view)))
         nursery.start_soon(part, "imex", partial(_imex, view))
     log = found.get("kernel")
@@ -92,6 +96,16 @@ async def examined(settings: NodeSettings, *, probe: Callable[[], Probe] | None 
         own_pids=own_pid_namespace(view),
         missed=tuple(missed),
     )
+
+
+async def _ports(adapters: Ports) -> PortView:
+    """All adapters; a slow one has until shortly before the time is up, and however many hang, the others are seen."""
+    with trio.move_on_after(WITHIN - 0.5) as scope:
+        await adapters.look()
+        while adapters.view.value.silent:
+            await trio.sleep(0.25)
+            await adapters.look()
+    return adapters.so_far() if scope.cancelled_caught else adapters.view.value
 
 
 async def _threaded(look: Callable[[], T]) -> T:

@@ -14,11 +14,12 @@ from llmgw.node.problems.peers import figure
 from llmgw.wire.control import Finding
 
 NONE = "there are no RDMA adapters here"
+UNKNOWN = "the RDMA adapters do not answer: see rdma.adapters"
 
 
 def _all(patient: Patient, codes: tuple[str, ...], fine: str, *, note: str = PASS) -> Iterator[Finding]:
     if not patient.facts.ports.ports:
-        return iter([skipped(NONE)])
+        return iter([skipped(UNKNOWN if patient.facts.ports.silent else NONE)])
     return judged(patient, codes, fine, note=note, ports=len(patient.facts.ports.ports))
 
 
@@ -28,19 +29,25 @@ def adapters(patient: Patient) -> Iterator[Finding]:
     if not ports and not patient.facts.ports.silent:
         yield skipped(NONE)
         return
+    for device in sorted(patient.facts.ports.silent):
+        text = f"{device}: its files do not answer: the driver or the adapter hangs"
+        yield fail(text, "look at dmesg; a reboot is likely needed")
     rails = sum(port.rail is not None for port in ports)
     told = f"{len(ports)} ports, {rails} of them rails: " + ", ".join(sorted({port.kind for port in ports}))
-    yield from judged(
-        patient, ("adapter-silent", "port-missing", "port-unreadable"), told, ports=len(ports), rails=rails
-    )
+    if ports:
+        yield from judged(patient, ("port-missing", "port-unreadable"), told, ports=len(ports), rails=rails)
 
 
 @check("rdma.state")
 def state(patient: Patient) -> Iterator[Finding]:
     up = sum(load.state.startswith("ACTIVE") for load in patient.facts.ports.loads)
     codes = ("port-down", "port-disabled", "port-no-manager", "port-no-lid")
+    unknown = sorted(patient.facts.ports.silent)
+    told = f"{up} of {len(patient.facts.ports.loads)} ports are active" + (
+        f"; not known of {', '.join(unknown)}: see rdma.adapters" if unknown else ""
+    )
     # Alone, without a history, nobody can tell a port that was never used from one that lost its cable.
-    return _all(patient, codes, f"{up} of {len(patient.facts.ports.loads)} ports are active", note=WARN)
+    return _all(patient, codes, told, note=WARN)
 
 
 @check("rdma.rate")

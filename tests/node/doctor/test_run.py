@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -129,6 +130,24 @@ async def test_a_driver_that_hangs_fails_one_check_and_the_rest_go_on(tmp_path: 
     assert found["gpu.ecc"] == SKIPPED
     assert found["rdma.state"] == PASS
     assert "hangs" in by_check(reply)["gpu.driver"][0].text or "not answering" in by_check(reply)["gpu.driver"][0].text
+
+
+@pytest.mark.parametrize("hanging", [1, 9])
+async def test_adapters_that_do_not_answer_are_named_and_the_others_are_examined(tmp_path: Path, hanging: int) -> None:
+    machine(tmp_path)
+    names = sorted(path.name for path in (tmp_path / "sys/class/infiniband").iterdir())
+    for name in names[:hanging]:
+        pipe = tmp_path / "sys/class/infiniband" / name / "ports/1/state"
+        pipe.unlink()
+        os.mkfifo(pipe)
+    found = by_check(await examine(tmp_path, Driver(tmp_path, "gpus 8"), ["rdma"]))
+    failed = [finding for finding in found["rdma.adapters"] if finding.outcome == FAIL]
+    assert [finding.text.partition(":")[0] for finding in failed] == names[:hanging]
+    (state,) = found["rdma.state"]
+    if hanging == 1:
+        assert state.text == f"8 of 8 ports are active; not known of {names[0]}: see rdma.adapters"
+    else:
+        assert (state.outcome, state.text) == (SKIPPED, "the RDMA adapters do not answer: see rdma.adapters")
 
 
 async def test_a_driver_of_another_version_is_named(tmp_path: Path) -> None:
