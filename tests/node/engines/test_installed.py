@@ -4,13 +4,14 @@ from pathlib import Path
 import pytest
 
 from llmgw.errors import Failed, NotFound
-from llmgw.node import processes
 from llmgw.node.engines import Found
 from llmgw.node.engines.installed import AGAIN, Installed, Tried
 from llmgw.node.engines.llamacpp import LlamaCpp
 from llmgw.node.engines.places import Whereabouts, whereabouts
 from llmgw.node.engines.vllm import Vllm
 from llmgw.wire.facts import InstallState
+from tests.engines import until
+from tests.leftovers import marked
 
 pytestmark = pytest.mark.real
 
@@ -111,7 +112,7 @@ def test_the_version_of_a_python_engine_is_read_beside_its_script_without_starti
 async def test_a_tried_program_leaves_no_process(tmp_path: Path) -> None:
     installed = Installed([LlamaCpp()], state=tmp_path / "marked")
     await installed.found("llamacpp")
-    assert list(processes.carrying("LLMGW_STATE", str(tmp_path / "marked"), processes.everyone())) == []
+    await until(lambda: not marked(tmp_path / "marked"))
 
 
 async def test_what_the_settings_add_to_an_engines_environment_reaches_it(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Site:
     shards: list[Running] = attrs.field(factory=list)
     gpus: bool = True
     keep: float = 86400.0
-    backoff: Backoff = Backoff(base=0.2, cap=0.2)
+    backoff: Backoff = Backoff(base=3600.0, cap=3600.0)  # what failed stays as it is
     packages: dict[str, EnginePackage] = attrs.field(factory=dict)
 
     @property
@@ -55,7 +55,7 @@ class Site:
         shelf = self.shelf
         installed = Installed([LlamaCpp(), Vllm()], commands=self.commands, state=self.root, shelf=shelf)
         logs = Logs(self.root / "logs", Ring())
-        more: dict[str, Any] = {"reserve": 0, "try_within": 20.0} | self.more
+        more: dict[str, Any] = {"reserve": 0, "try_within": 120.0} | self.more
         means = Means(
             state=self.root,
             shelf=shelf,
@@ -88,7 +88,7 @@ class Agent:
         wanted = tuple(EngineInstall(engine=engine, version=version) for engine, version in engines)
         self.keeper.order(Provision(engines=wanted, **more))
 
-    async def until(self, holds: Callable[[EngineInstall], bool], within: float = 20.0) -> EngineInstall:
+    async def until(self, holds: Callable[[EngineInstall], bool], within: float = 120.0) -> EngineInstall:
         """The first of `installs` that this holds of, as soon as it does."""
         last: Iterable[EngineInstall] = ()
         with trio.move_on_after(within):
@@ -99,7 +99,7 @@ class Agent:
                         return install
         raise AssertionError(f"not within {within:g} s: {last}")
 
-    async def installed_as(self, engine: str, version: str, within: float = 20.0) -> EngineInstall:
+    async def installed_as(self, engine: str, version: str, within: float = 120.0) -> EngineInstall:
         def holds(install: EngineInstall) -> bool:
             if install.state is InstallState.FAILED:
                 raise AssertionError(install.detail)
@@ -107,14 +107,14 @@ class Agent:
 
         return await self.until(holds, within)
 
-    async def gone(self, engine: str, version: str, within: float = 20.0) -> None:
+    async def gone(self, engine: str, version: str, within: float = 120.0) -> None:
         """Wait until this version is not mentioned."""
         with trio.fail_after(within):
             async for _ in self.installed.changed.values():
                 if (engine, version) not in [(one.engine, one.version) for one in self.installed.installs]:
                     return
 
-    async def failed(self, engine: str, within: float = 20.0) -> str:
+    async def failed(self, engine: str, within: float = 120.0) -> str:
         found = await self.until(
             lambda install: (install.engine, install.state) == (engine, InstallState.FAILED), within
         )

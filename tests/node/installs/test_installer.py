@@ -11,10 +11,11 @@ import pytest
 from llmgw.errors import LlmgwError
 from llmgw.node.installs.packages import Where
 from llmgw.node.installs.running import Running
-from llmgw.node.processes import carrying, everyone
 from llmgw.wire.control import LogsRequest
 from llmgw.wire.facts import EnginePackage, Grade
 from tests.disks import small_file_system
+from tests.engines import until
+from tests.leftovers import marked
 from tests.node.installs.rig import Site, left, running
 from tests.node.installs.wheels import llama, vllm, wheel
 
@@ -125,7 +126,7 @@ async def test_a_disk_that_is_full_half_way_is_said_and_left_as_it_was(site: Sit
         agent.want(("vllm", "1.0"))
         assert "the disk is full" in await agent.failed("vllm")
         assert left(site) == []
-        assert (site.shelf.free() or 0) > 20 << 20
+        await until(lambda: (site.shelf.free() or 0) > 20 << 20)
 
 
 async def test_what_must_stay_free_of_the_disk_stays_free_while_it_is_filled(
@@ -174,4 +175,4 @@ async def test_an_installation_that_takes_too_long_is_ended_with_all_it_started(
     async with running(site) as agent:
         agent.want(("llamacpp", "0.10068.0"))
         assert "it took longer than 1 s" in await agent.failed("llamacpp")
-        assert list(carrying("LLMGW_STATE", str(site.root), everyone())) == []
+        await until(lambda: not marked(site.root))
