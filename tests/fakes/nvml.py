@@ -45,7 +45,7 @@ class Driver:
     def env(self) -> dict[str, str]:
         return {**os.environ, "LD_LIBRARY_PATH": str(library()), "FAKE_NVML": str(self._script)}
 
-    def probe(self, *, first_within: float = 20.0, within: float = 20.0, death_within: float = 5.0) -> Probe:
+    def probe(self, *, first_within: float = 60.0, within: float = 60.0, death_within: float = 60.0) -> Probe:
         return Probe(env=self.env, first_within=first_within, within=within, death_within=death_within)
 
 

@@ -13,6 +13,8 @@ import pytest
 import trio
 
 from llmgw.errors import BadInput
+from llmgw.node.doctor import check
+from llmgw.node.doctor import patient as patients
 from llmgw.node.doctor.check import FAIL, PASS, SKIPPED, WARN, Check, ok
 from llmgw.node.doctor.patient import Patient
 from llmgw.node.doctor.run import all_checks, chosen, doctor, exit_status, findings
@@ -21,8 +23,11 @@ from llmgw.node.settings import NodeSettings
 from llmgw.wire.control import DoctorReply, Finding
 from tests.fakes.nvml import Driver
 from tests.fakes.sysfs import Machine, hgx
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.real
+
+LONGEST = patients.WITHIN + check.WITHIN  # as the doctor has them, and not these tests
 
 
 def settings(root: Path, **more: object) -> NodeSettings:
@@ -56,10 +61,8 @@ def machine(root: Path) -> Machine:
 
 
 async def examine(root: Path, driver: Driver, only: Sequence[str] = ()) -> DoctorReply:
-    with trio.fail_after(10):
-        return await doctor(
-            settings(root), only, probe=lambda: driver.probe(first_within=4, within=1, death_within=0.5)
-        )
+    with trio.fail_after(120):
+        return await doctor(settings(root), only, probe=driver.probe)
 
 
 def test_there_are_many_checks_with_stable_ids() -> None:
@@ -71,10 +74,12 @@ def test_there_are_many_checks_with_stable_ids() -> None:
     )
 
 
-async def test_the_machine_at_hand_is_examined_quickly_and_every_check_says_something(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_less_than_ten_seconds_are_waited_for_a_node_on_which_everything_hangs() -> None:
+    assert LONGEST < 10
+
+
+async def test_the_machine_at_hand_is_examined_and_every_check_says_something(tmp_path: Path) -> None:
     reply = await doctor(NodeSettings(directory=tmp_path))
-    assert time.monotonic() - began < 10
     assert {finding.check for finding in reply.findings} == {check.id for check in all_checks()}
     assert all(finding.text for finding in reply.findings)
     assert all(finding.remedy for finding in reply.findings if finding.outcome in (WARN, FAIL))
@@ -123,8 +128,8 @@ async def test_each_broken_part_fails_its_own_check_with_subject_and_remedy(tmp_
 async def test_a_driver_that_hangs_fails_one_check_and_the_rest_go_on(tmp_path: Path) -> None:
     machine(tmp_path)
     driver = Driver(tmp_path, "gpus 8", "hang nvmlInitWithFlags -1")
-    with trio.fail_after(10):
-        reply = await doctor(settings(tmp_path), probe=lambda: driver.probe(first_within=1, death_within=0.5))
+    with trio.fail_after(120):
+        reply = await doctor(settings(tmp_path), probe=lambda: driver.probe(first_within=1))
     found = outcomes(reply)
     assert found["gpu.driver"] == FAIL
     assert found["gpu.ecc"] == SKIPPED
@@ -133,7 +138,10 @@ async def test_a_driver_that_hangs_fails_one_check_and_the_rest_go_on(tmp_path: 
 
 
 @pytest.mark.parametrize("hanging", [1, 9])
-async def test_adapters_that_do_not_answer_are_named_and_the_others_are_examined(tmp_path: Path, hanging: int) -> None:
+async def test_adapters_that_do_not_answer_are_named_and_the_others_are_examined(
+    tmp_path: Path, hanging: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmgw.node.doctor.patient.WITHIN", 5.5)  # all of it is waited
     machine(tmp_path)
     names = sorted(path.name for path in (tmp_path / "sys/class/infiniband").iterdir())
     for name in names[:hanging]:
@@ -175,15 +183,13 @@ async def test_missing_management_devices_are_not_a_missing_subnet_manager(tmp_p
     assert outcomes(reply)["rdma.verbs"] == PASS
 
 
-async def test_a_plane_that_listens_passes_and_one_that_does_not_fails(tmp_path: Path, nursery: trio.Nursery) -> None:
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listeners[0].socket.getsockname()[1]
+async def test_a_plane_that_listens_passes_and_one_that_does_not_fails(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
     mine = settings(tmp_path, planes=(f"wss://127.0.0.1:{port}",))
-    with trio.fail_after(10):
+    (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    async with listener:
         assert outcomes(await doctor(mine, ["agent.plane"]))["agent.plane"] == PASS
-    await listeners[0].aclose()
-    with trio.fail_after(10):
-        reply = await doctor(mine, ["agent.plane"])
+    reply = await doctor(mine, ["agent.plane"])
     assert outcomes(reply)["agent.plane"] == FAIL
     assert f"127.0.0.1:{port}" in reply.findings[0].text
 

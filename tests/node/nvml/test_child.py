@@ -17,7 +17,7 @@ CLUSTER = "123456789abcdef0123456789abcdef0"
 
 
 async def look(probe: Probe, *, whole: bool = True) -> Seen:
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         return await probe.ask(Look(whole))
 
 
@@ -325,9 +325,10 @@ async def test_a_hang_is_a_stall_and_the_process_is_killed(driver: Driver) -> No
 
 
 async def test_a_process_that_cannot_be_killed_is_left_behind_and_no_other_is_started(driver: Driver) -> None:
-    driver.says("hang nvmlInitWithFlags -1")
     # A kill without effect stands for a kernel that does not deliver it.
-    stuck = Probe(env=driver.env, first_within=0.5, death_within=0.2, kill=lambda process: None)
+    stuck = Probe(env=driver.env, within=0.5, death_within=0.2, kill=lambda process: None)
+    await look(stuck)
+    driver.says("hang nvmlDeviceGetCount_v2 -1")
     with pytest.raises(Unanswered):
         await look(stuck)
     ghost = stuck.ghost
@@ -344,7 +345,10 @@ async def test_a_process_that_cannot_be_killed_is_left_behind_and_no_other_is_st
     await process.wait()
     assert started(ghost.pid) is None
     assert len((await look(stuck)).loads) == 8
+    last = stuck._process
+    assert last is not None
     await stuck.aclose()
+    await last.wait()
 
 
 async def test_a_crash_is_told_by_its_signal_and_the_next_question_starts_anew(driver: Driver) -> None:
@@ -360,12 +364,13 @@ async def test_a_crash_is_told_by_its_signal_and_the_next_question_starts_anew(d
 
 
 async def test_a_gpu_that_is_skipped_is_named_and_nothing_is_asked_of_it(driver: Driver) -> None:
+    probe = driver.probe(within=3)
+    await look(probe)
     driver.says("hang nvmlDeviceGetUUID 2", "hang nvmlDeviceGetHandleByIndex_v2 2")
-    probe = driver.probe(first_within=1)
     with pytest.raises(Unanswered, match="asked about GPU 2") as caught:
         await look(probe)
     assert caught.value.gpu == 2
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         seen = await probe.ask(Look(True, (2,)))
         again = await probe.ask(Look(False, (2,)))
     await probe.aclose()
