@@ -17,6 +17,7 @@ from llmgw.plane.gateway.gateway import Gateway
 from llmgw.plane.gateway.route import Endpoint, ModelRoute, ModelState, Routes
 from llmgw.plane.gateway.serve import serve
 from llmgw.plane.gateway.settings import GatewaySettings
+from tests.ports import free_ports
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}'
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -265,8 +266,8 @@ class House:
         self._browsers: list[trio.SocketStream] = []
 
     async def start(self) -> None:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        self.port = listeners[0].socket.getsockname()[1]
+        (self.port,) = free_ports(1)  # a test may look whether anything listens there after a stop
+        listeners = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
 
         async def run(*, task_status: trio.TaskStatus[Gateway]) -> None:
             await serve(listeners, self.routes, self.settings, stop=self.stop, task_status=task_status)
@@ -275,9 +276,9 @@ class House:
         self.gateway = await self.nursery.start(run)
 
     async def engine(self, script: Script = fine, replica: str = "tiny-0", port: int = 0) -> Engine:
-        """An engine that runs. It serves a model only once `serves` says so."""
+        """An engine that runs. It serves a model only once `serves` says so. When it dies its port stays unused."""
         engine = Engine(script, replica=replica)
-        engine.port = port
+        engine.port = port or free_ports(1)[0]
         await self.nursery.start(engine.run)
         return engine
 
@@ -310,7 +311,7 @@ class House:
         return self.gateway.metrics.requests.get((model, status), 0)
 
 
-async def until(true: Callable[[], bool], within: float = 5.0) -> None:
+async def until(true: Callable[[], bool], within: float = 30.0) -> None:
     """Wait for something that tells nobody: a count inside the gateway, a file."""
     with trio.fail_after(within):
         while not true():  # noqa: ASYNC110 - there is no event to wait for

@@ -18,14 +18,16 @@ from tests.ports import free_ports
 
 pytestmark = pytest.mark.real
 
-CONTEXT = 4096
+CONTEXT = 65536  # a minute of it, so that nothing but its client's leaving ends it early
+#: An engine takes its time to start and load.
+PATIENT = {"retry_within": 120.0, "hold_within": 120.0}
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_tiny(path)
+    write_tiny(path, context=CONTEXT)
     return path
 
 
@@ -56,9 +58,9 @@ def serve(house: House, port: int) -> None:
 
 
 async def test_a_real_engine_is_waited_for_chats_and_streams(houses: Houses, port: int) -> None:
-    house = await houses(meter=True, tries=10)
+    house = await houses(meter=True, tries=10, **PATIENT)
     serve(house, port)
-    with trio.fail_after(60):
+    with trio.fail_after(180):
         answer = await house.ask(chat(messages=MESSAGES, max_tokens=8))
         assert answer.status == 200, answer.body
         assert json.loads(answer.body)["choices"][0]["message"]["content"]
@@ -80,9 +82,9 @@ async def test_a_real_engine_is_waited_for_chats_and_streams(houses: Houses, por
 
 
 async def test_a_client_that_leaves_frees_the_engines_slot(houses: Houses, port: int) -> None:
-    house = await houses(tries=10)
+    house = await houses(tries=10, **PATIENT)
     serve(house, port)
-    with trio.fail_after(60):
+    with trio.fail_after(180):
         assert (await house.ask(chat(messages=MESSAGES, max_tokens=1))).status == 200
         browser = await house.browser()
         endless = chat(messages=MESSAGES, stream=True, ignore_eos=True, max_tokens=100_000)
@@ -93,7 +95,7 @@ async def test_a_client_that_leaves_frees_the_engines_slot(houses: Houses, port:
         await until(lambda: house.counted(499) == 1)
 
         # Left alone, it would have gone on to the end of the slot's context.
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while (tokens := await _decoded(port)) is None:  # noqa: ASYNC110 - the engine tells nobody
                 await trio.sleep(0.02)
     assert 0 < tokens < CONTEXT // 2

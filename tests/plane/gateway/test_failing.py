@@ -29,13 +29,14 @@ async def die(call: Call) -> None:
     call.reset()
 
 
-async def test_a_request_moves_to_another_replica_when_the_first_dies_before_answering(house: House) -> None:
+async def test_a_request_moves_to_another_replica_when_the_first_dies_before_answering(houses: Houses) -> None:
+    house = await houses(probe_first=600.0, probe_most=600.0)
     dead, well = await house.engine(die, "tiny-0"), await house.engine(fine, "tiny-1")
     house.serves(dead, well)
     answers = [await house.ask(chat()) for _ in range(4)]
     assert [answer.status for answer in answers] == [200] * 4
-    assert len(dead.calls) <= 2  # excluded after one failure, and back only by a probe
-    assert house.gateway.metrics.failures["tiny-0", "closed"] >= 1
+    assert len(dead.calls) == 1  # excluded after one failure, and back only by a probe
+    assert house.gateway.metrics.failures == {("tiny-0", "closed"): 1}
 
 
 async def test_half_a_head_is_no_answer_and_is_retried(house: House) -> None:
@@ -134,6 +135,8 @@ async def test_an_engine_that_said_something_unasked_for_is_not_asked_on_that_co
     house.serves(engine)
     await house.ask(chat())
     await sent.wait()
+    pool = house.gateway.pool
+    await until(lambda: all(kept.link.stale() for kept in pool._idle.get(("127.0.0.1", engine.port, False), ())))
     assert (await house.ask(chat())).body == b'{"ok":true}'
     assert engine.connections == 2
 
@@ -199,7 +202,7 @@ async def test_when_all_replicas_say_503_the_last_ones_words_are_passed_on(house
 
 
 async def test_a_dead_replica_comes_back_when_a_probe_finds_it_alive(houses: Houses) -> None:
-    house = await houses(probe_first=0.02, probe_most=0.05, hold_within=5)
+    house = await houses(probe_first=0.02, probe_most=0.05, hold_within=30)
     engine = await house.engine(die)
     house.serves(engine)
     port = engine.port
@@ -214,7 +217,7 @@ async def test_a_dead_replica_comes_back_when_a_probe_finds_it_alive(houses: Hou
     house.nursery.start_soon(ask)
     await until(lambda: "tiny-0" in house.gateway.out)
     again = await house.engine(fine, port=port)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await answered.wait()
     assert statuses == [200]
     assert len([call for call in again.calls if call.line.startswith(b"POST")]) == 1

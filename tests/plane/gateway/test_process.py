@@ -25,6 +25,7 @@ from llmgw.plane.gateway.route import ModelRoute, ModelState, Routes, StaticEndp
 from llmgw.plane.gateway.settings import GatewaySettings
 from llmgw.plane.settings import Gateway, PlaneSettings
 from tests.plane.gateway.parts import STREAM, Browser, Call, Engine, chat, chunk, fine, get, until
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.real
 
@@ -62,7 +63,7 @@ class Pair:
             with self.running:
                 await run_gateway(
                     GatewaySettings(),
-                    listen=[("127.0.0.1", 0)],
+                    listen=[("127.0.0.1", free_ports(1)[0])],
                     directory=self.directory,
                     workers=workers,
                     task_status=task_status,
@@ -97,7 +98,7 @@ async def pair(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Pair]:
     await nursery.start(made.engine.run)
     yield made
     made.running.cancel()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         if made.port:
             await made.ended.wait()
     for stream in made.streams:
@@ -108,7 +109,7 @@ async def pair(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Pair]:
 async def test_no_request_fails_while_the_plane_is_away_and_comes_back_settling(pair: Pair) -> None:
     await pair.feed(pair.routes())
     await pair.start()
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         assert await pair.ask(chat()) == (200, b'{"ok":true}')
         await until(lambda: feed.saved_routes(pair.directory) == pair.routes())
         answers: list[tuple[int, bytes]] = []
@@ -127,7 +128,7 @@ async def test_no_request_fails_while_the_plane_is_away_and_comes_back_settling(
             away = len(answers)
             # The plane is back, and knows of no replica yet.
             in_flight = await pair.feed(Routes(models={"tiny": ModelRoute(state=ModelState.STARTING)}, settling=True))
-            await until(lambda: len(in_flight._reports) == 2, within=10)
+            await until(lambda: len(in_flight._reports) == 2)
             await until(lambda: len(answers) > away + 200)
             enough.set()
     assert {status for status, _ in answers} == {200}
@@ -138,14 +139,14 @@ async def test_a_gateway_that_starts_while_the_plane_is_away_routes_by_what_was_
     await until(lambda: feed.saved_routes(pair.directory) == pair.routes())
     pair.feeding.cancel()
     await pair.start(workers=1)
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         assert (await pair.ask(chat()))[0] == 200
 
 
 async def test_a_gateway_that_never_heard_of_a_plane_denies_no_model(pair: Pair) -> None:
     await pair.start(workers=1)
-    with trio.fail_after(20):
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.port}", trust_env=False) as client:
+    with trio.fail_after(120):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.port}", trust_env=False, timeout=60) as client:
             for answer in (
                 await client.post("/v1/chat/completions", json={"model": "tiny"}),
                 await client.post("/v1/chat/completions", json={}),
@@ -168,7 +169,7 @@ async def test_a_gateway_that_never_heard_of_a_plane_denies_no_model(pair: Pair)
 async def test_a_worker_that_is_killed_is_replaced_and_the_port_never_refuses(pair: Pair) -> None:
     await pair.feed(pair.routes())
     await pair.start()
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         assert (await pair.ask(chat()))[0] == 200
         await until(lambda: len(pair.workers()) == 2)
         before = {worker.pid for worker in pair.workers()}
@@ -188,7 +189,7 @@ async def test_workers_count_for_each_other_and_report_to_the_plane(pair: Pair) 
 
     in_flight = await pair.feed(pair.routes())
     await pair.start()
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         for _ in range(20):
             assert (await pair.ask(chat()))[0] == 200
         pair.engine.script = script
@@ -202,7 +203,9 @@ async def test_workers_count_for_each_other_and_report_to_the_plane(pair: Pair) 
             lines = [line for line in page.decode().splitlines() if line.startswith("llmgw_gateway_requests_total{")]
             return sum(float(line.rpartition(" ")[2]) for line in lines if 'status="200"' in line and "tiny" in line)
 
-        assert await counted() == 20
+        with trio.fail_after(30):
+            while await counted() != 20:  # noqa: ASYNC110 - who answers a sibling too late is left out
+                await trio.sleep(0.05)
         release.set()
         await browser.rest(head)
         await in_flight.idle("tiny-0")
@@ -219,7 +222,7 @@ async def test_a_stop_lets_streams_finish(pair: Pair) -> None:
     pair.engine.script = script
     await pair.feed(pair.routes())
     await pair.start(workers=1)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         browser = await pair.browser()
         await browser.send(chat(stream=True))
         head = await browser.head()
@@ -244,8 +247,8 @@ async def test_common_clients_are_served(pair: Pair) -> None:
     """httpx is what OpenAI's own client is made of."""
     await pair.feed(pair.routes())
     await pair.start(workers=1)
-    with trio.fail_after(20):
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.port}", trust_env=False) as client:
+    with trio.fail_after(120):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.port}", trust_env=False, timeout=60) as client:
             for _ in range(3):
                 answer = await client.post("/v1/chat/completions", json={"model": "tiny", "messages": []})
                 assert answer.json() == {"ok": True}
@@ -257,7 +260,7 @@ async def test_static_endpoints_need_no_plane_and_keys_of_the_settings_count(pai
     endpoint = StaticEndpoint("tiny", f"http://127.0.0.1:{pair.engine.port}")
     settings = PlaneSettings(
         directory=pair.directory,
-        gateway_listen=Listen("127.0.0.1", 0),
+        gateway_listen=Listen("127.0.0.1", free_ports(1)[0]),
         endpoints=(endpoint,),
         gateway=Gateway(inside=False, keys=(key,)),
     )
@@ -269,8 +272,8 @@ async def test_static_endpoints_need_no_plane_and_keys_of_the_settings_count(pai
 
     ((_, pair.port),) = await pair.nursery.start(start)
     url = f"http://127.0.0.1:{pair.port}/v1/chat/completions"
-    with trio.fail_after(20):
-        async with httpx.AsyncClient(trust_env=False) as client:
+    with trio.fail_after(120):
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             for header, status in (
                 ({}, 401),
                 ({"Authorization": "Bearer sk-other"}, 401),
