@@ -29,7 +29,7 @@ from llmgw.plane.own import ADMIN, ADMIN_TOKEN, CA, CA_KEY, SERVER
 from llmgw.plane.restored import epoch_in, raise_epoch
 from llmgw.plane.settings import PlaneSettings
 from llmgw.plane.store.backup import copy_to
-from llmgw.plane.store.sqlite import MAGIC, StoreUnusable, hold, look, reading, schemas
+from llmgw.plane.store.sqlite import MAGIC, StoreUnusable, hold, look, reading, release, schemas
 
 #: Where the state lies in a backup, whatever the settings call it.
 STATE = "state.db"
@@ -127,7 +127,7 @@ def restore(settings: Callable[[], PlaneSettings], source: Path, *, wall: Callab
                     Path(leftover).unlink(missing_ok=True)
                 _move(fresh, state)
             finally:
-                os.close(lock)
+                release(lock)
     except BaseException:
         if made:
             shutil.rmtree(directory, ignore_errors=True)

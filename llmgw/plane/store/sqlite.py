@@ -146,7 +146,7 @@ class SqliteStore:
         self._closed = True
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._connection.close, limiter=self._turn)
-        os.close(self._lock)
+        release(self._lock)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
         def transaction() -> T:
@@ -199,12 +199,12 @@ def _open(path: Path, steps: tuple[str, ...], busy: float) -> tuple[sqlite3.Conn
     try:
         return _connect(path, steps, busy), lock
     except BaseException:
-        os.close(lock)
+        release(lock)
         raise
 
 
 def hold(path: Path) -> int:
-    """Take the lock of a state's file, and make its directory; the open lock file, to be closed with `os.close`.
+    """Take the lock of a state's file, and make its directory; the open lock file, to be given to `release`.
 
     Raises StoreUnusable that names the plane which has it.
     """
@@ -230,6 +230,12 @@ def hold(path: Path) -> int:
     except BaseException:
         os.close(lock)
         raise
+
+
+def release(lock: int) -> None:
+    """Give the lock up. Said, and not left to the closing: a child that is just being started has the open file too."""
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def _connect(path: Path, steps: tuple[str, ...], busy: float) -> sqlite3.Connection:

@@ -128,6 +128,19 @@ async def test_a_second_plane_is_refused_with_the_firsts_pid(tmp_path: Path) -> 
         pass
 
 
+async def test_a_store_that_is_closed_is_free_though_a_child_that_is_just_being_started_has_its_lock_open(
+    tmp_path: Path,
+) -> None:
+    store = await SqliteStore.open(tmp_path / "plane.db")
+    as_the_child_has_it = os.dup(store._lock)
+    try:
+        await store.aclose()
+        async with await SqliteStore.open(tmp_path / "plane.db"):
+            pass
+    finally:
+        os.close(as_the_child_has_it)
+
+
 async def test_a_newer_releases_file_is_refused_by_its_name_and_not_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,13 +237,16 @@ async def test_a_migration_killed_at_any_moment_leaves_the_old_state_or_a_new_on
     }
     began = trio.current_time()
     assert await _run(MIGRATES, shutil.copy(path, tmp_path / "unharmed.db"), *SLOW) == 0
-    took, found = trio.current_time() - began, []
-    for n in range(KILLS):
+    took, found = trio.current_time() - began, list[int]()
+    # A machine that is slower now than it was then needs later moments, too: twice, three times as late.
+    while len(found) < KILLS or not min(found) == first < max(found):
+        n = len(found)
+        assert n < 5 * KILLS, found
         place = tmp_path / str(n)
         place.mkdir()
         victim = place / "plane.db"
         shutil.copy(path, victim)
-        with trio.move_on_after(took * (n + 1) / (KILLS + 1)):
+        with trio.move_on_after(took * (n % KILLS + 1) / (KILLS + 1) * (1 + n // KILLS)):
             # Cancelled: the process is killed.
             await _run(MIGRATES, victim, *SLOW)
         found.append(version := await _version(victim))
@@ -242,8 +258,6 @@ async def test_a_migration_killed_at_any_moment_leaves_the_old_state_or_a_new_on
         assert copies(victim)
         assert {file.name.split(".v")[0] for file in _files(place)} == {"plane.db", "plane.db.lock"}
         shutil.rmtree(place)
-    assert min(found) == first
-    assert max(found) > first
 
 
 async def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
