@@ -121,9 +121,11 @@ async def _serve(life: Life, order: StartShard, means: Means, book: Book) -> Non
             life.record, attempt = None, attempt + 1
             continue
         held = 0.0 if life.ready_at is None else trio.current_time() - life.ready_at
-        _fail(life, order, failure, book)
-        await book.write(life)
-        await book.end_run(order.shard, life.record, failed=True, held=held)
+        # Also when the next order comes on the news of it: a run whose end is not noted would seem to go on for ever.
+        with trio.CancelScope(shield=True):
+            _fail(life, order, failure, book)
+            await book.write(life)
+            await book.end_run(order.shard, life.record, failed=True, held=held)
         return
 
 

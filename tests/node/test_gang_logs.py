@@ -43,6 +43,9 @@ async def test_members_that_end_with_others_do_not_push_out_the_log_of_the_first
             # The leader has failed: the plane ends what is left of the attempt, then begins the next one.
             follower.shards.stop(StopShard(shard=shard(1), generation=generation))
             await follower.until(ended(generation))
-        runs = sorted(path.stem for path in (tmp_path / "node-1/logs").glob("*/*.log"))
+        runs, ended_runs = (
+            sorted(path.stem for path in (tmp_path / "node-1/logs").glob(f"*/*.{kind}")) for kind in ("log", "end")
+        )
     assert runs[0] == "1", runs
     assert "2" not in runs
+    assert ended_runs == runs, "the next order came while a failure was written down"
