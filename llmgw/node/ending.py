@@ -60,7 +60,7 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
     """End every process of a run; when none is left, the first one's (exit code, signal) if it was our child.
 
     SIGTERM to the process group, `grace` seconds, then SIGKILL to whatever belongs to the run, wherever it went. What
-    gives its shared memory back is spared for a second.
+    gives its shared memory back is spared until the others have had their time to die.
     What even that does not end (a process inside the kernel, waiting for a device, or one that became another user's)
     is told to `stubborn` and waited for, for ever.
     """
@@ -73,15 +73,15 @@ async def clear(record: Record, *, grace: float, stubborn: Stubborn) -> tuple[in
             while members:
                 await _ended(members)
                 members = await trio.to_thread.run_sync(remaining, record, known)
-    pause, spared, since = 1.0, True, trio.current_time()
+    pause, since = 1.0, trio.current_time()
     while members := await trio.to_thread.run_sync(remaining, record, known):
-        tidying = {pid for pid in members if spared and _tidying(pid)}
+        late = trio.current_time() - since >= _DIES_WITHIN
+        tidying = {pid for pid in members if not late and _tidying(pid)}
         for seen in members.values():
             if seen.pid not in tidying:
                 kill(seen)
         with trio.move_on_after(pause) as waiting:
             await _ended(members)
-        spared = False
         if waiting.cancelled_caught and not tidying:
             left = await trio.to_thread.run_sync(remaining, record, known)
             if left:

@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import trio
 from msgspec import structs
 from trio.testing import MockClock
 
-from llmgw.node import processes
+from llmgw.node import ending, processes
 from llmgw.node.ending import clear, gpus_returned
 from llmgw.node.prepare import memory_there
 from llmgw.node.records import Record
@@ -96,9 +97,24 @@ def shared_memory(name: str) -> bool:
     return Path("/dev/shm", name).exists()
 
 
+async def resumed(pid: int, after: float) -> None:
+    await trio.sleep(after)
+    os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("first", [True, False], ids=["its first process was killed", "it is killed whole"])
-async def test_an_engine_that_is_killed_leaves_no_shared_memory(first: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "slow"),
+    [
+        pytest.param(True, False, id="its first process was killed"),
+        pytest.param(False, False, id="it is killed whole"),
+        pytest.param(False, True, id="what gives it back takes its time"),
+    ],
+)
+async def test_an_engine_that_is_killed_leaves_no_shared_memory(
+    first: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "_DIES_WITHIN", 60.0)
     # Not by `-c`: what is spawned reads the program again.
     with NamedTemporaryFile("w", suffix=".py") as program:
         program.write(SHARING)
@@ -106,14 +122,20 @@ async def test_an_engine_that_is_killed_leaves_no_shared_memory(first: bool) -> 
         words = [sys.executable, program.name]
         engine = await trio.lowlevel.open_process(words, stdout=subprocess.PIPE, start_new_session=True)
         assert engine.stdout is not None
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             name = (await engine.stdout.receive_some()).decode().strip()
             assert shared_memory(name)
             seen = processes.look(engine.pid)
             assert seen is not None
+            run = record(pid=engine.pid, started=seen.started)
             if first:
                 engine.send_signal(signal.SIGKILL)
-            await clear(record(pid=engine.pid, started=seen.started), grace=0, stubborn=print)
+            async with trio.open_nursery() as nursery:
+                if slow:
+                    (tracker,) = filter(ending._tidying, ending.belonging(run))
+                    os.kill(tracker, signal.SIGSTOP)
+                    nursery.start_soon(resumed, tracker, 2.0)
+                await clear(run, grace=0, stubborn=print)
         assert not shared_memory(name)
         await engine.wait()
         await engine.stdout.aclose()
