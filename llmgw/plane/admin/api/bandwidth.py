@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -58,10 +58,11 @@ class Running(ResponseBody):
         self._send, self._receive = trio.open_memory_channel[Line](_WAITING)
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
+        lines = await self._stack.enter_async_context(aclosing(self._lines()))
         nursery = await self._stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(self._run)
         self._nursery = nursery
-        return self._lines()
+        return lines
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -77,7 +78,7 @@ class Running(ResponseBody):
                 said = ApiError(code=error.code, message=error.what, remedy=error.remedy)
                 self._send.send_nowait(Ended(error=said))
 
-    async def _lines(self) -> AsyncIterator[bytes]:
+    async def _lines(self) -> AsyncGenerator[bytes, None]:
         while True:
             found: Line | None = None
             with trio.move_on_after(_KEEPALIVE):
