@@ -129,7 +129,7 @@ class Watching:
         self._told = told
         self.seen: list[ShardStatus] = []
 
-    async def until(self, wanted: Callable[[ShardStatus], bool] | ShardState, within: float = 30.0) -> ShardStatus:
+    async def until(self, wanted: Callable[[ShardStatus], bool] | ShardState, within: float = 60.0) -> ShardStatus:
         """The next status like that; fails loudly with what came instead."""
         try:
             with trio.fail_after(within):

@@ -1,7 +1,7 @@
-"""An agent's shards in a process of their own, to be killed: `python -m tests.supervisor STATE`.
+"""An agent's shards in a process of their own, to be killed: `python -m tests.supervisor STATE FIRST STOP`.
 
-Orders come as lines of JSON on standard input, statuses go as lines of JSON to standard output; the first line tells
-what was adopted.
+Its ports are those from FIRST on and below STOP. Orders come as lines of JSON on standard input, statuses go as lines
+of JSON to standard output; the first line tells what was adopted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from llmgw.node.engines import Asking
 from llmgw.wire.agent import ShardStatus
 from llmgw.wire.control import DrainShard, StartShard, StopShard
 from tests.engines import shards
+from tests.ports import of_an_agent
 
 Order = StartShard | StopShard | DrainShard
 
 
-async def main(state: Path) -> None:
-    supervised = shards(state, asking=Asking(token=False) if "--asking" in sys.argv else None)
+async def main(state: Path, ports: range) -> None:
+    supervised = shards(state, ports=ports, asking=Asking(token=False) if "--asking" in sys.argv else None)
 
     async def obey() -> None:
         async with trio.lowlevel.FdStream(sys.stdin.fileno()) as stream:
@@ -87,7 +88,7 @@ class Agent:
         assert self.process.stdin is not None
         await self.process.stdin.send_all(msgspec.json.encode(order) + b"\n")
 
-    async def told(self, state: str, within: float = 20) -> ShardStatus:
+    async def told(self, state: str, within: float = 60) -> ShardStatus:
         with trio.fail_after(within):
             while True:
                 line = await self._line()
@@ -103,10 +104,16 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(state: Path, *words: str, by: Sequence[str] = ()) -> AsyncIterator[Agent]:
-    """A supervisor; killed when the block ends. What it started lives on. `by` is a command that executes the rest."""
+async def agent(state: Path, *words: str, by: Sequence[str] = (), ports: range | None = None) -> AsyncIterator[Agent]:
+    """A supervisor; killed when the block ends. What it started lives on. `by` is a command that executes the rest.
+
+    Its engines' ports are of this process: they stay taken when it has ended.
+    """
+    allowed = ports or of_an_agent()
     process = await trio.lowlevel.open_process(
-        [*by, sys.executable, "-m", "tests.supervisor", str(state), *words], stdin=PIPE, stdout=PIPE
+        [*by, sys.executable, "-m", "tests.supervisor", str(state), str(allowed.start), str(allowed.stop), *words],
+        stdin=PIPE,
+        stdout=PIPE,
     )
     try:
         yield Agent(process)
@@ -123,4 +130,4 @@ async def agent(state: Path, *words: str, by: Sequence[str] = ()) -> AsyncIterat
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    trio.run(main, Path(sys.argv[1]))
+    trio.run(main, Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3])))

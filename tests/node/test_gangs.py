@@ -19,13 +19,13 @@ from llmgw.wire.facts import ShardState
 from tests.engines import SHARD, Watching, order, running, shards, until
 from tests.gangs import agents, orders, shard
 from tests.leftovers import alive, end_marked, marked
-from tests.ports import free_ports
+from tests.ports import free_ports, of_an_agent
 from tests.supervisor import agent
 
 pytestmark = pytest.mark.real
 
 READY, FAILED, STOPPED = ShardState.READY, ShardState.FAILED, ShardState.STOPPED
-QUICK = Patience(period=0.2, probe=0.5, token=10.0)
+QUICK = Patience(period=0.2, probe=0.5, token=60.0)
 
 
 async def started(
@@ -43,7 +43,7 @@ async def started(
 
 
 async def chat(port: int) -> str:
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"model": "six", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
         answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body)
         return str(answer.raise_for_status().json()["choices"][0]["message"]["content"])
@@ -113,7 +113,7 @@ async def test_a_port_that_the_plane_gave_and_somebody_has_fails_the_member_at_o
         port = int(other.getsockname()[1])
         async with agents(tmp_path) as nodes:
             nodes[1].shards.start(orders(ports=[port])[1])
-            failed = await nodes[1].until(FAILED, within=5)
+            failed = await nodes[1].until(FAILED)
             assert failed.cause_code == "port-in-use"
             assert f"port {port} (rpc) is in use" in failed.detail
             assert failed.command == (), "nothing was started"
@@ -127,7 +127,7 @@ async def test_a_stop_while_a_leader_waits_for_its_peers_answer_leaves_nothing(t
             nodes[0].shards.start(orders(ports=[port])[0])
             await until(lambda: bool(marked(tmp_path / "node-0")))
             nodes[0].shards.stop(StopShard(shard=shard(0), generation=1))
-            await nodes[0].until(STOPPED, within=10)
+            await nodes[0].until(STOPPED)
             assert nodes[0].shards._means.ports._reserved == {}
             assert not marked(tmp_path / "node-0")
 
@@ -145,7 +145,8 @@ async def test_leader_and_follower_outlive_their_killed_agents_and_are_adopted_s
     states: list[Path],
 ) -> None:
     lead, follow = orders()
-    async with agent(states[1]) as follower, agent(states[0]) as leader:
+    beside = of_an_agent(1)
+    async with agent(states[1], ports=beside) as follower, agent(states[0]) as leader:
         assert await follower.adopted() == await leader.adopted() == ()
         await follower.give(follow)
         lent = await follower.told("ready")
@@ -154,7 +155,7 @@ async def test_leader_and_follower_outlive_their_killed_agents_and_are_adopted_s
         assert await chat(ready.port) != ""
         await follower.kill()
         await leader.kill()
-    async with agent(states[1]) as follower, agent(states[0]) as leader:
+    async with agent(states[1], ports=beside) as follower, agent(states[0]) as leader:
         ((lent_again,), (again,)) = await follower.adopted(), await leader.adopted()
         assert (lent_again.state, lent_again.pid, lent_again.port) == ("ready", lent.pid, 0)
         assert (again.state, again.pid, again.port) == ("ready", ready.pid, ready.port)
@@ -215,7 +216,7 @@ async def test_a_leader_that_is_well_and_makes_no_tokens_has_failed(tmp_path: Pa
         told.shards.start(leading(tmp_path))
         await told.until(READY)
         (tmp_path / "broken").touch()
-        failed = await told.until(FAILED, within=10)
+        failed = await told.until(FAILED)
         assert failed.cause_code == "token-failed"
         assert "2 times in a row" in failed.cause
 
@@ -226,7 +227,7 @@ async def test_the_cause_that_the_log_names_says_more_than_the_missing_token(tmp
         told.shards.start(leading(tmp_path, says))
         await told.until(READY)
         (tmp_path / "broken").touch()
-        failed = await told.until(FAILED, within=10)
+        failed = await told.until(FAILED)
         assert failed.cause_code == "peer-lost"
         assert "makes no tokens any more" in failed.cause
         assert "another member of the replica went away" in failed.cause
@@ -239,7 +240,7 @@ async def test_while_others_have_tokens_made_none_is_asked_for(tmp_path: Path) -
         await told.until(READY)
         (tmp_path / "broken").touch()  # one asked for now would be its end
         (log,) = (tmp_path / "logs").glob("*/*.log")
-        await until(lambda: "reads 30" in log.read_text(), within=20)
+        await until(lambda: "reads 30" in log.read_text(), within=120)
         assert json.loads((tmp_path / "count").read_text())[1] == 1, "only that of its readiness"
 
 
@@ -275,7 +276,7 @@ async def test_a_follower_that_does_not_heed_sigterm_is_not_waited_for_as_a_lead
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tend, "FOLLOWER_GRACE", 0.3)
-    start = order(engine="python", env={"PROGRAM": STUBBORN}, grace=60.0)
+    start = order(engine="python", env={"PROGRAM": STUBBORN}, grace=600.0)
     spec = structs.replace(start.spec, rank=1, peers=("127.0.0.1", "127.0.0.1"), peer_ports=({}, {}))
     async with running(shards(tmp_path)) as told:
         told.shards.start(structs.replace(start, spec=spec))
@@ -283,6 +284,6 @@ async def test_a_follower_that_does_not_heed_sigterm_is_not_waited_for_as_a_lead
         (log,) = (tmp_path / "logs").glob("*/*.log")
         await until(lambda: "deaf" in log.read_text())
         told.shards.stop(StopShard(shard=SHARD, generation=1))
-        await told.until(STOPPED, within=15)
+        await told.until(STOPPED)
         assert ready.pid is not None
         assert processes.look(ready.pid) is None

@@ -12,6 +12,7 @@ from llmgw.node.health import Answer, Counters, Course, Dead, Line, Patience, co
 from llmgw.node.records import Record
 from llmgw.node.serve import until_unwell
 from tests.engines import order
+from tests.ports import free_ports
 
 ASKING = Asking(dead_after=2, running=("r",), waiting=("w",), made=("t",))
 PATIENCE = Patience(period=5, refused=3, hung=300, stalled=200)
@@ -128,7 +129,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         code = {"/health": 200, "/sick": 503, "/v1/models": 200, "/slow": 200}.get(self.path, 404)
         if self.path == "/slow":
-            time.sleep(3)
+            time.sleep(1000)
         body = json.dumps({"data": [{"id": "m"}]}).encode()
         self.send_response(code); self.send_header("Content-Length", str(len(body))); self.end_headers()
         self.wfile.write(body)
@@ -136,26 +137,27 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(501); self.send_header("Content-Length", "0"); self.end_headers()
     def log_message(self, *_):
         pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("listens", flush=True)
 server.serve_forever()
 """
 
 
 @pytest.mark.real
 async def test_each_kind_of_answer_over_real_http_has_its_word() -> None:
-    process = await trio.lowlevel.open_process([sys.executable, "-c", ANSWERS], stdout=PIPE)
+    (port,) = free_ports(1)
+    process = await trio.lowlevel.open_process([sys.executable, "-c", ANSWERS, str(port)], stdout=PIPE)
     assert process.stdout is not None
     async with process.stdout:
-        port = int(await process.stdout.receive_some())
+        assert await process.stdout.receive_some()
         words = {}
-        for path in ("/health", "/sick", "/slow"):
-            async with Line(Asking(health=path, timeout=0.5), "127.0.0.1", port) as line:
+        for path, timeout in (("/health", 60.0), ("/sick", 60.0), ("/slow", 0.5)):
+            async with Line(Asking(health=path, timeout=timeout), "127.0.0.1", port) as line:
                 words[path] = await line.ask()
-        async with Line(Asking(), "127.0.0.1", port) as line:
+        async with Line(Asking(timeout=60.0), "127.0.0.1", port) as line:
             assert await line.serves("m") == (Answer.WELL, ("m",))
             assert await line.serves("other") == (Answer.UNWELL, ("m",))
-            assert await line.token("m", 5) is Answer.WELL  # 501: a model that only embeds is not ill
+            assert await line.token("m", 60) is Answer.WELL  # 501: a model that only embeds is not ill
             process.kill()
             await process.wait()
             words["gone"] = await line.ask()
@@ -187,16 +189,18 @@ server.serve_forever()
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("health", "token", "patience", "dead"),
+    ("health", "token", "patience", "dead", "watched"),
     [
-        pytest.param(0.0, 60.0, Patience(period=0.05, stalled=0.5), "stalled", id="its API answers and no token comes"),
-        pytest.param(0.0, 0.0, Patience(period=0.05, stalled=0.5), "", id="tokens come and no counters"),
-        pytest.param(0.6, 0.0, Patience(period=0.05, hung=1.0, token=20.0), "", id="health waits behind the load"),
-        pytest.param(60.0, 0.0, Patience(period=0.05, hung=0.5, token=1.0), "hung", id="nothing comes at all"),
+        pytest.param(
+            0.0, 60.0, Patience(period=0.05, stalled=0.5), "stalled", 60, id="its API answers and no token comes"
+        ),
+        pytest.param(0.0, 0.0, Patience(period=0.05, stalled=4.0), "", 9, id="tokens come and no counters"),
+        pytest.param(0.6, 0.0, Patience(period=0.05, hung=1.0, token=60.0), "", 4, id="health waits behind the load"),
+        pytest.param(60.0, 0.0, Patience(period=0.05, hung=0.5, token=1.0), "hung", 60, id="nothing comes at all"),
     ],
 )
 async def test_an_engine_is_given_up_only_after_a_last_question(
-    health: float, token: float, patience: Patience, dead: str
+    health: float, token: float, patience: Patience, dead: str, watched: float
 ) -> None:
     argv = [sys.executable, "-c", WORKS, str(health), str(token)]
     process = await trio.lowlevel.open_process(argv, stdout=PIPE)
@@ -206,7 +210,7 @@ async def test_an_engine_is_given_up_only_after_a_last_question(
         async with process.stdout:
             port = int(await process.stdout.receive_some())
             async with Line(attrs.evolve(ASKING, timeout=0.2), "127.0.0.1", port) as line:
-                with trio.move_on_after(20 if dead else 3):
+                with trio.move_on_after(watched):
                     found = await until_unwell(order_record(), line, patience, lambda words: None)
     finally:
         process.kill()
