@@ -105,10 +105,10 @@ def test_ctrl_c_ends_quietly_with_130() -> None:
     code = (
         "import sys, click, trio; from llmgw.cli import call\n"
         "@click.command()\n"
-        "def wait():\n"
-        "    click.echo('ready')\n"
-        "    sys.stdout.flush()\n"
-        "    trio.run(trio.sleep_forever)\n"
+        "def wait(): trio.run(ready)\n"
+        "async def ready():\n"
+        "    print('ready', flush=True)\n"
+        "    await trio.sleep_forever()\n"
         "sys.exit(call(wait, 'wait'))\n"
     )
     process = subprocess.Popen(
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_quietly_with_130() -> None:
         assert process.stderr is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         assert process.stderr.read().strip() == ""
 
 

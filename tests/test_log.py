@@ -167,7 +167,7 @@ def test_following_the_cursor_gives_every_line_once(most: int, count: int, curso
 async def test_a_reader_that_waits_wakes_for_a_line_from_a_thread() -> None:
     kept = Ring(3)
     kept.add("old")
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kept.newer, 1)
             await trio.testing.wait_all_tasks_blocked()

@@ -35,6 +35,7 @@ class Hub:
     corrupt: int = 0  # so many answers have a bit turned over
     piece: int = 64 << 10
     pause: float = 0.0  # seconds before each piece
+    trickle: int | None = None  # past so many bytes of a body only one comes each second
     retry_after: str = ""
     asked: list[tuple[str, str]] = attrs.field(factory=list)  # path, range
     sent: int = 0
@@ -44,6 +45,7 @@ class Hub:
     past: dict[str, dict[str, dict[str, bytes]]] = attrs.field(factory=dict)  # files as they were, by commit
     held: threading.Event = attrs.field(factory=threading.Event)  # set: bodies flow
     begun: threading.Event = attrs.field(factory=threading.Event)  # a body's first piece went out
+    over: threading.Event = attrs.field(factory=threading.Event)  # the hub ends
 
     def __attrs_post_init__(self) -> None:
         self.held.set()
@@ -149,7 +151,7 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
                 self.send_response(200)
                 body = data
             probe = asked == "bytes=0-0"
-            if hub.corrupt and not probe:
+            if hub.corrupt > 0 and not probe:
                 hub.corrupt -= 1
                 body = bytes([body[0] ^ 1]) + body[1:]
             self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
@@ -161,7 +163,7 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
             if hub.stalls and len(body) > 4 * hub.piece:
                 hub.stalls -= 1
                 self._send(body[: 4 * hub.piece])
-                threading.Event().wait(3)
+                hub.over.wait(60)
                 cut = 0
             self._send(body if cut is None else body[:cut])
             if cut is not None:
@@ -170,18 +172,25 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
 
         def _send(self, body: bytes) -> None:
             try:
-                for at in range(0, len(body), hub.piece):
+                at = 0
+                while at < len(body):
                     hub.held.wait(30)
-                    if hub.pause:
-                        threading.Event().wait(hub.pause)
-                    self.wfile.write(body[at : at + hub.piece])
-                    hub.sent += len(body[at : at + hub.piece])
+                    step = hub.piece
+                    if hub.trickle is not None and at + step > hub.trickle:
+                        step = max(1, hub.trickle - at)
+                    pause = 1.0 if step == 1 else hub.pause
+                    if pause:
+                        threading.Event().wait(pause)
+                    self.wfile.write(body[at : at + step])
+                    at += step
+                    hub.sent += step
                     hub.begun.set()
             except OSError:
                 self.close_connection = True
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = 128
 
         def handle_error(self, request: object, client_address: object) -> None:
             return  # a client that went away in the middle is what many of these tests are about
@@ -194,5 +203,6 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
         yield hub
     finally:
         hub.held.set()
+        hub.over.set()
         server.shutdown()
         server.server_close()

@@ -68,13 +68,13 @@ async def test_a_child_shares_comes_again_when_it_dies_and_ends_with_the_agent(t
     sharing = Sharing(directory, orders(directory, port))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sharing.run)
-        await until(lambda: sharing.address == f"127.0.0.1:{port}", within=20)
+        await until(lambda: sharing.address == f"127.0.0.1:{port}", within=60)
         async with Peers((), other).client() as client:
             assert (await client.get(f"https://{sharing.address}/weights?source=hf://a/b")).status_code == 404
         first = pid(directory)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: shared_at(directory) == "", within=5)
-        await until(lambda: shared_at(directory) != "" and pid(directory) != first, within=20)
+        await until(lambda: shared_at(directory) == "" or pid(directory) != first)
+        await until(lambda: shared_at(directory) != "" and pid(directory) != first, within=60)
         second = pid(directory)
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):
@@ -93,7 +93,7 @@ async def test_a_child_that_cannot_listen_is_tried_again_and_nobody_is_told_of_i
         nursery.start_soon(sharing.run)
         for listener in taken:
             await listener.aclose()
-        await until(lambda: sharing.address != "", within=30)
+        await until(lambda: sharing.address != "", within=60)
         nursery.cancel_scope.cancel()
 
 
@@ -104,5 +104,5 @@ async def test_one_that_an_operator_runs_is_found_too(tmp_path: Path) -> None:
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert sharing.address == ""
         with announced(tmp_path, Listen("0.0.0.0", 7445)):
-            await until(lambda: sharing.address == ":7445", within=10)
+            await until(lambda: sharing.address == ":7445")
         nursery.cancel_scope.cancel()
