@@ -22,6 +22,8 @@ log = structlog.get_logger("llmgw.perftest")
 
 #: Seconds that an installation may take, package lists included.
 INSTALL_WITHIN = 300.0
+#: Seconds for the program to say its version, and again for its options.
+ASK_WITHIN = 20.0
 
 
 class Toolbox:
@@ -98,13 +100,15 @@ class Toolbox:
             raise Failed("perftest is not installed", remedy="apt-get install perftest, or dnf install perftest")
         if self._tools is None or self._tools[0] != key:
             # Both leave with 1, so only what they print counts.
-            version = await run([path, "--version"], limit=10)
-            options = await run([path, "--help"], limit=10)
+            version = await run([path, "--version"], limit=ASK_WITHIN)
+            options = await run([path, "--help"], limit=ASK_WITHIN)
             has = {name: shutil.which(name) is not None for name in ("stdbuf", "numactl", "taskset")}
             found = Tools(
                 perftest.version(version.stdout + version.stderr),
                 perftest.options(options.stdout + options.stderr),
                 **has,
             )
+            if version.cut_short or options.cut_short:
+                return found  # what is not known now may be known the next time
             self._tools = (key, found)
         return self._tools[1]

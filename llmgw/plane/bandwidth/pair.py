@@ -40,8 +40,8 @@ R = TypeVar("R")
 DESCRIBE_WITHIN = 60.0
 #: Seconds for a server's socket to listen: a busy machine takes long to start a program.
 LISTEN_WITHIN = 60.0
-#: Seconds that a server has to end by itself after its client, so that its last words are heard.
-SERVER_GRACE = 5.0
+#: Seconds that a server has to end by itself after its client, so that its last words are heard, of a busy machine too.
+SERVER_GRACE = 10.0
 #: Seconds that a reply may take beyond the node's own limit.
 REPLY_SLACK = 20.0
 #: How often a port that was taken between the question and the start is chosen anew.
