@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import attrs
@@ -191,6 +193,11 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 128
+        connections: ClassVar[list[socket.socket]] = []
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            self.connections.append(request)
+            super().process_request(request, client_address)
 
         def handle_error(self, request: object, client_address: object) -> None:
             return  # a client that went away in the middle is what many of these tests are about
@@ -206,3 +213,6 @@ def served(files: Mapping[str, Mapping[str, bytes]] | None = None) -> Iterator[H
         hub.over.set()
         server.shutdown()
         server.server_close()
+        for connection in Server.connections:  # a client keeps them, and must not take the next hub for this one
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
