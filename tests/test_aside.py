@@ -89,8 +89,12 @@ async def test_cancelling_ends_the_process_at_once(pipe: Path) -> None:
 
 async def test_the_loop_goes_on_while_another_process_has_not_answered(pipe: Path) -> None:
     asked = {"tool": "ibnetdiscover", "exit": 0, "out": str(pipe), "err": "/dev/null"}
+
+    async def write() -> None:
+        await trio.to_thread.run_sync(pipe.write_text, "")
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.to_thread.run_sync, pipe.write_text, "")
+        nursery.start_soon(write)
         answer = await aside(mapped, msgspec.msgpack.encode(asked), b"")
     assert answer == await here(mapped, msgspec.msgpack.encode(asked | {"out": "/dev/null"}), b"")
 
