@@ -61,7 +61,7 @@ async def examined(settings: NodeSettings, *, probe: Callable[[], Probe] | None 
             missed.append(name)
 
     async def all_gpus() -> GpuView:
-        asker = probe() if probe else Probe(first_within=WITHIN - 1, within=WITHIN - 1, death_within=WITHIN / 10)
+        asker = probe() if probe else Probe(first_within=WITHIN - 1, within=WITHIN - 1, death_within=WITHIN / 5)
         return await Gpus(view, probe=asker, keep=False).once()
 
     adapters = Ports(
