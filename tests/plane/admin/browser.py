@@ -23,6 +23,7 @@ FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",  # in a container it is small
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
@@ -73,7 +74,7 @@ class Page:
         await self._connection.send_message(
             msgspec.json.encode({"id": number, "method": method, "params": params}).decode()
         )
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while number not in self._answers:
                 await self._came.wait()
         answer = self._answers.pop(number)
@@ -89,7 +90,7 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    async def until(self, expression: str, within: float = 20.0) -> Any:
+    async def until(self, expression: str, within: float = 60.0) -> Any:
         """The expression's value once it is true."""
         with trio.fail_after(within):
             while True:
@@ -141,7 +142,7 @@ async def _kill(process: trio.Process) -> None:
 
 async def _address(file: trio.Path, process: trio.Process) -> str:
     """The tab's DevTools address, once the browser has written down its port."""
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while not await file.exists() or "\n" not in await file.read_text():
             assert process.returncode is None, "Chromium ended at once"
             await trio.sleep(0.05)
@@ -149,14 +150,19 @@ async def _address(file: trio.Path, process: trio.Process) -> str:
         while True:
             async with await trio.open_tcp_stream("127.0.0.1", int(port)) as stream:
                 await stream.send_all(f"GET /json/list HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
-                answer = b""
-                while b'"webSocketDebuggerUrl"' not in answer and (data := await stream.receive_some(65536)):
-                    answer += data
-            body = answer.partition(b"\r\n\r\n")[2]
-            try:
-                pages = [tab for tab in msgspec.json.decode(body) if tab["type"] == "page"]
-            except msgspec.MsgspecError:
-                pages = []
-            if pages:
+                tabs = await _listed(stream)
+            if pages := [tab for tab in tabs if tab["type"] == "page"]:
                 return str(pages[0]["webSocketDebuggerUrl"])
             await trio.sleep(0.05)
+
+
+async def _listed(stream: trio.SocketStream) -> list[dict[str, Any]]:
+    """The tabs in an answer, which is whole when its JSON is."""
+    answer = b""
+    while data := await stream.receive_some(65536):
+        answer += data
+        try:
+            return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=list[dict[str, Any]])
+        except msgspec.MsgspecError:
+            continue
+    return []

@@ -44,6 +44,7 @@ from llmgw.wire.facts import NodeId
 from llmgw.wire.stream import Closed
 from tests.fakes.frames import MemoryFrames, pair
 from tests.plane.admin.sample import NOW, world
+from tests.ports import free_ports
 
 
 @attrs.define(slots=False)
@@ -147,7 +148,7 @@ class Rig:
     async def client(self, *, token: bool = True, identity: Path | None = None) -> AsyncIterator[httpx.AsyncClient]:
         headers = self.bearer if token else {}
         async with httpx.AsyncClient(
-            base_url=self.url, verify=self.tls(identity), headers=headers, trust_env=False, timeout=30
+            base_url=self.url, verify=self.tls(identity), headers=headers, trust_env=False, timeout=120
         ) as http:
             yield http
 
@@ -191,8 +192,8 @@ async def served(
         clock=clock,
         since=NOW - 100,
     )
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = int(listeners[0].socket.getsockname()[1])
+    (port,) = free_ports(1)  # a test may go on after the server is gone
+    listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
     context = ServerTls(directory / CA, directory / SERVER).context
     config = directory / "plane.toml"
     config.write_text(config.read_text().replace('"127.0.0.1:7444"', f'"127.0.0.1:{port}"'))

@@ -59,6 +59,8 @@ from llmgw.wire.facts import (
 #: The plane's clocks at the moment of the sample.
 NOW, WALL = 1000.0, 1_800_000_000.0
 GPU = "GPU-5a0c1f0e-0000-4000-8000-000000000001"
+#: Three days for whoever looks within half an hour.
+THREE_DAYS = 3 * 86400 + 1800
 #: A name that must never become markup.
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -163,7 +165,7 @@ def gpu_node() -> Node:
                     NOW - 900,
                     NOW - 2,
                     WALL - 900,
-                    acknowledged_until=NOW + 60,
+                    acknowledged_until=NOW + THREE_DAYS,
                 ),
             }
         ),

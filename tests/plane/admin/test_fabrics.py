@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog.testing
 import trio
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
@@ -84,9 +85,10 @@ async def serving(
 
 
 async def call(rig: Rig, *args: str) -> Result:
-    return await trio.to_thread.run_sync(
-        lambda: CliRunner().invoke(ctl, ["--dir", str(rig.directory), *args], prog_name="llmgw ctl")
-    )
+    with structlog.testing.capture_logs():  # the plane runs in the process whose output the command's is taken from
+        return await trio.to_thread.run_sync(
+            lambda: CliRunner().invoke(ctl, ["--dir", str(rig.directory), *args], prog_name="llmgw ctl")
+        )
 
 
 async def ok(rig: Rig, *args: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -139,12 +140,12 @@ async def test_the_page_in_a_browser_shows_the_fleet_live_and_honestly(tmp_path:
 
 
 @pytest.mark.slow
-async def test_the_page_of_a_node_shows_its_hardware_and_what_is_wrong_with_it(rig: Rig) -> None:
-    async with browser() as page:
+async def test_the_page_of_a_node_shows_its_hardware_and_what_is_wrong_with_it(tmp_path: Path) -> None:
+    async with browser() as page, served(tmp_path / "plane", evil_world()) as rig:
         await signed_in(page, rig)
         problems = await page.evaluate("document.querySelector('#problems').innerText")
         assert "bad" in problems
-        assert "5 min" in problems  # how long the Xid is there
+        assert re.search(r"\b[5-9] min", problems)  # how long the Xid is there
         assert await page.evaluate("document.querySelector('#problems a').getAttribute('href')") == "/nodes/gpu-01"
         await page.evaluate("[...document.querySelectorAll('#nodes a')].find(a => a.innerText === 'gpu-01').click()")
         await page.until(
@@ -197,7 +198,9 @@ async def test_the_page_shows_replicas_of_several_nodes_changes_and_drains(tmp_p
         if directory := os.environ.get("LLMGW_PICTURES"):
             await page.picture(Path(directory) / "page-several.png")
         await page.open(f"{rig.url}/nodes/node-a")
-        await page.until("document.querySelector('#live')?.dataset.state === 'live'")
+        await page.until(
+            "location.pathname === '/nodes/node-a' && document.querySelector('#live')?.dataset.state === 'live'"
+        )
         shards = await page.evaluate("document.querySelector('#shards').innerText")
         assert "to drain; gets no new requests; finishes what it serves" in shards
         assert "serves until its replacement is ready" in shards

@@ -17,7 +17,7 @@ import trio.testing
 from llmgw import pki
 from llmgw.errors import AgentGone
 from llmgw.pki import Role
-from llmgw.plane.admin.connection import GONE_WITHIN
+from llmgw.plane.admin.serve import IDLE
 from llmgw.plane.fleet import Fleet
 from llmgw.plane.own import ADMIN_TOKEN, CA
 from llmgw.plane.stream import AgentStream
@@ -186,16 +186,20 @@ async def test_an_unforeseen_failure_shows_no_traceback(rig: Rig, monkeypatch: p
     assert "secret" not in response.text
 
 
-async def test_a_hundred_megabytes_are_refused_and_the_reason_is_read(rig: Rig) -> None:
+#: Bytes: more than the kernel takes on both sides while nobody reads.
+MUCH = 24 << 20
+
+
+async def test_more_than_all_buffers_hold_is_refused_and_the_reason_is_read(rig: Rig) -> None:
     async with rig.client() as http:
-        response = await http.post("/api/v1/apply", content=b"#" * (100 << 20))
+        response = await http.post("/api/v1/apply", content=b"#" * MUCH)
         assert error(response) == (413, "request-entity-too-large")
         assert (await http.get("/api/v1/status")).status_code == 200
 
 
 async def test_an_unauthenticated_upload_is_refused_too(rig: Rig) -> None:
     async def endless() -> AsyncIterator[bytes]:
-        for _ in range(64):
+        for _ in range(MUCH >> 20):
             yield b"#" * (1 << 20)
 
     async with rig.client(token=False) as http:
@@ -282,7 +286,7 @@ async def test_a_problem_is_acknowledged_for_a_time_and_no_longer_counted(rig: R
         after = (await http.get("/api/v1/status")).json()["problems"]
         found = (await http.get("/api/v1/problems")).json()["problems"][0]
     assert (before, after) == ({"bad": 1}, {})
-    assert 3590 < found["acknowledged_for"] <= 3600
+    assert 3000 < found["acknowledged_for"] <= 3600
 
 
 async def test_what_a_node_has_now_is_confirmed_and_that_is_taken_back(rig: Rig) -> None:
@@ -363,12 +367,12 @@ async def test_the_asker_going_away_withdraws_the_request_on_the_node(rig: Rig) 
 
         async def ask() -> None:
             async with rig.client() as http:
-                await http.get("/api/v1/logs/node-a/slow?wait=20")
+                await http.get("/api/v1/logs/node-a/slow?wait=60")
 
         nursery.start_soon(ask)
         await rig.agent.hanging.wait()
         nursery.cancel_scope.cancel()
-    with trio.fail_after(2):
+    with trio.fail_after(30):
         await rig.agent.withdrawn.wait()
 
 
@@ -420,7 +424,7 @@ async def test_a_long_poll_without_an_event_is_answered_empty(rig: Rig) -> None:
 
 async def read_to_the_end(stream: trio.SSLStream[trio.SocketStream]) -> bytes:
     found = b""
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while data := await stream.receive_some(65536):
             found += data
     return found
@@ -445,7 +449,7 @@ async def test_a_followed_stream_brings_old_events_then_new_ones(rig: Rig) -> No
     async with raw(rig) as stream:
         await stream.send_all(request_of(rig, "/api/v1/events?follow=1"))
         found = b""
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while b"node-a registered" not in found:
                 found += await stream.receive_some(65536)
             rig.fleet.events.add("node-lost", "node:node-b", "node-b is lost", clock=1.0)
@@ -473,8 +477,8 @@ async def test_connection_close_closes_after_a_node_answered(rig: Rig) -> None:
 )
 async def test_garbage_ends_its_connection_and_nothing_else(rig: Rig, garbage: bytes) -> None:
     async with raw(rig) as stream:
-        await stream.send_all(garbage)
         with suppress(trio.BrokenResourceError):  # reset instead of closed, with what was not read still in the pipe
+            await stream.send_all(garbage)
             await read_to_the_end(stream)
     async with rig.client() as http:
         assert (await http.get("/api/v1/status")).status_code == 200
@@ -496,7 +500,7 @@ async def test_a_websocket_is_refused(rig: Rig) -> None:
             b"GET /api/v1/status HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 403")
 
 
@@ -509,7 +513,7 @@ async def test_no_connection_leaks_after_many_requests(rig: Rig) -> None:
     for path in ("/api/v1/status", "/api/v1/logs/node-a", "/nothing", "/api/v1/events?after=99&wait=0.01"):
         async with rig.client() as http:
             await http.get(path)
-    with trio.fail_after(3 * GONE_WITHIN):
+    with trio.fail_after(IDLE - 5):
         while await tasks() > before:  # noqa: ASYNC110  # nobody tells when hypercorn's own tasks end
             await trio.sleep(0.05)
 
@@ -543,6 +547,6 @@ async def test_revoking_a_node_ends_its_stream(rig: Rig) -> None:
         assert len((await http.get("/api/v1/certs")).json()["certs"]) == 1
         response = await http.post("/api/v1/nodes/node-a/revoke", json={"why": "stolen"})
         assert response.json()["text"] == "node-a is shut out: 1 certificate revoked"
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await rig.carried.wait()
         assert error(await http.get("/api/v1/logs/node-a")) == (503, "agent-gone")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from time import process_time
 
 import attrs
 import pytest
@@ -99,24 +101,26 @@ def _ready(shard: Shard) -> Shard:
 async def test_the_planes_loop_goes_on_while_a_thousand_nodes_are_thought_through(tmp_path: Path) -> None:
     here = thousand()
     victim = min(shard.node for shard in here.shards.values())
-    late: list[float] = []
+    late: list[float] = []  # in seconds that this process had a processor: on a busy machine it has none for a while
 
     async def watch() -> None:
         while True:
-            due = trio.current_time() + 0.002
-            await trio.sleep_until(due)
-            late.append(trio.current_time() - due)
+            began = process_time()
+            await trio.sleep(0.002)
+            late.append(process_time() - began)
 
     async with served(tmp_path, here) as rig, rig.client() as http, trio.open_nursery() as nursery:
+        gc.disable()  # a collection of all that the tests have made would hold up both
         nursery.start_soon(watch)
-        began = trio.current_time()
+        began = process_time()
         answer = await http.post("/api/v1/what-if", json={"kind": "lose", "name": victim})
-        took = trio.current_time() - began
+        took = process_time() - began
+        gc.enable()
         nursery.cancel_scope.cancel()
     assert answer.status_code == 200, answer.text
     assert answer.json()["complete"]
     late.sort()
     print(f"{took:.2f} s, {len(late)} looks, late by p99 {late[int(0.99 * len(late))]:.4f} s, at most {late[-1]:.4f} s")
-    assert took < 10  # two seconds on a machine with nothing else to do
+    assert took < 5  # a fifth of a second on a machine with nothing else to do
     assert late[len(late) // 2] < 0.02
-    assert late[-1] < 0.1 + took / 2  # a loop that waits for the answer is late by all of it
+    assert late[-1] < 0.03 + took / 2  # a loop that waits for the answer is late by all of it
