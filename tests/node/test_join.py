@@ -298,7 +298,7 @@ async def test_nobody_there_is_an_error_in_words(plane: Plane, directory: Path) 
 async def test_a_port_that_speaks_no_tls_is_named(plane: Plane, directory: Path) -> None:
     async def babble(stream: trio.SocketStream) -> None:
         async with stream:
-            await stream.receive_some(100)
+            await stream.receive_some()
             await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     text, _ = await plane.tokens.create(60)

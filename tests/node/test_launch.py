@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real
 
 async def ended(seen: Seen) -> tuple[int | None, int | None]:
     with Handle(seen.pid) as handle:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await handle.ended()
         return handle.reap()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import ssl
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -85,7 +86,7 @@ async def test_what_is_raised_inside_the_stream_comes_out_bare() -> None:
         await stream.send_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(trio.serve_tcp, web, 0)
+        listeners = await nursery.start(partial(trio.serve_tcp, web, 0, host="127.0.0.1"))
         port = listeners[0].socket.getsockname()[1]
         with pytest.raises(CannotDial, match="answered 404 and opened no stream"):
             async with dial(Address("127.0.0.1", port, False), None):

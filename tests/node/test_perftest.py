@@ -14,14 +14,18 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from llmgw.errors import BadInput, Failed
 from llmgw.node import perftest as node
 from llmgw.node.perftest import Perftest, PortNow, cpu_set, grown, last_lines, look, pin_for
 from llmgw.node.run import Ran
+from llmgw.rdma.command import limits
 from llmgw.wire.agent import Listening, Working
 from llmgw.wire.control import Bandwidth, BandwidthClient, BandwidthServe, PerftestRequest
+from tests.engines import until
 from tests.leftovers import emptied
 from tests.ports import free_ports
 from tests.rdma.recorded import sides
@@ -70,7 +74,7 @@ async def test_the_real_program_without_a_device_fails_with_its_cause_and_at_onc
     found = await side.describe(PerftestRequest(), nothing_said)
     assert found.version
     assert found.free_port in node.TCP_PORTS
-    with trio.fail_after(20):
+    with trio.fail_after(30):  # before the limit of either
         serving = await side.serve(BandwidthServe(run=TEST), nothing_said)
         client = await side.client(BandwidthClient(run=TEST, server="127.0.0.1"), nothing_said)
     for reply in (serving, client):
@@ -97,7 +101,7 @@ async def test_the_server_is_said_to_listen_when_its_own_socket_does(fake: Fake)
     async def serve() -> None:
         replies.append(await Perftest().serve(BandwidthServe(request_id=7, run=replace(TEST, tcp_port=port)), say))
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve)
             await listening.wait()
@@ -128,7 +132,7 @@ async def test_withdrawing_a_side_ends_its_processes_at_once(fake: Fake, tmp_pat
     fake(f"open({str(group)!r}, 'w').write(str(os.getpgid(0)))\n" + LISTEN + "time.sleep(600)")
     listening = trio.Event()
     request = BandwidthServe(run=replace(TEST, tcp_port=free_ports(1)[0]))
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Perftest().serve, request, lambda word: listening.set())
             await listening.wait()
@@ -136,11 +140,24 @@ async def test_withdrawing_a_side_ends_its_processes_at_once(fake: Fake, tmp_pat
     await emptied(int(group.read_text()))
 
 
-async def test_a_side_that_hangs_is_ended_by_its_limit(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "limits", lambda run: (1.0, 1.0))
-    fake("print('RDMA_Write BW Test', flush=True); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-    with trio.fail_after(20):
-        reply = await Perftest().client(BandwidthClient(run=TEST, server="127.0.0.1"), nothing_said)
+async def test_a_side_that_hangs_is_ended_by_its_limit(fake: Fake, tmp_path: Path, mock_clock: MockClock) -> None:
+    mock_clock.rate = 1.0
+    hangs = tmp_path / "hangs"
+    fake(
+        "print('RDMA_Write BW Test', flush=True); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(hangs)!r}, 'w'); time.sleep(600)"
+    )
+    replies = []
+
+    async def client() -> None:
+        replies.append(await Perftest().client(BandwidthClient(run=TEST, server="127.0.0.1"), nothing_said))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client)
+        await until(hangs.exists)
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        mock_clock.jump(limits(TEST)[0])
+    (reply,) = replies
     assert reply.error == "ended by the time limit"
     assert reply.cause_code == "time-limit"
     assert reply.lines == ("RDMA_Write BW Test",)

@@ -11,11 +11,12 @@ import trio
 
 from llmgw.node.processes import carrying, everyone
 from llmgw.node.runfile import run_to_file
+from tests.engines import until
 
 pytestmark = pytest.mark.real
 
 
-async def ran(folder: Path, script: str, limit: float = 20.0) -> tuple[int | None, str]:
+async def ran(folder: Path, script: str, limit: float = 60.0) -> tuple[int | None, str]:
     output = folder / "output"
     env = {**os.environ, "LLMGW_TEST_RUN": str(folder)}
     with output.open("ab") as file:
@@ -25,9 +26,7 @@ async def ran(folder: Path, script: str, limit: float = 20.0) -> tuple[int | Non
 
 async def gone(folder: Path) -> None:
     """Wait until nothing of a run is left: what was killed ends a moment later."""
-    with trio.fail_after(10):
-        while list(carrying("LLMGW_TEST_RUN", str(folder), everyone())):  # noqa: ASYNC110
-            await trio.sleep(0.01)
+    await until(lambda: not list(carrying("LLMGW_TEST_RUN", str(folder), everyone())))
 
 
 async def test_the_status_and_all_output_are_kept(tmp_path: Path) -> None:
@@ -61,6 +60,6 @@ async def test_a_program_that_is_not_there_is_named_in_the_output(tmp_path: Path
     output = tmp_path / "output"
     with output.open("ab") as file:
         argv = ("/nowhere/python", "-m", "venv")
-        status = await run_to_file(argv, file.fileno(), env=dict(os.environ), cwd=tmp_path, limit=20)
+        status = await run_to_file(argv, file.fileno(), env=dict(os.environ), cwd=tmp_path, limit=60)
     assert status == 127
     assert "/nowhere/python" in output.read_text()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from llmgw.errors import Unavailable
 from llmgw.node.tcp import Ports, choose, is_free, spanned, width
 from llmgw.wire.facts import ShardId
+from tests.ports import free_ports
 
 PURPOSES = ("http", "master", "internal+")
 
@@ -54,10 +55,11 @@ def test_numbers_that_the_plane_gave_are_kept_to() -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
 def test_a_port_that_somebody_listens_on_is_not_free_whatever_the_address(address: str) -> None:
+    (number,) = free_ports(1)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as taken:
-        taken.bind((address, 0))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((address, number))
         taken.listen()
-        number = taken.getsockname()[1]
         assert not is_free(number)
     assert is_free(number)
