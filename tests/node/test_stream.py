@@ -182,7 +182,7 @@ async def test_news_bring_the_next_heartbeat_forward_and_not_more_than_once_a_se
         assert trio.current_time() - began == pytest.approx(6.0)
 
 
-async def test_a_refusals_words_are_what_the_agent_logs() -> None:
+async def test_a_refusals_words_are_what_the_agent_logs(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open(acknowledge=False) as plane:
         await say(plane, Goodbye(code="not-leader", reason="this plane stands by", leader="wss://b:7443"))
@@ -190,7 +190,7 @@ async def test_a_refusals_words_are_what_the_agent_logs() -> None:
     assert daemon.goodbye == Goodbye(code="not-leader", reason="this plane stands by", leader="wss://b:7443")
 
 
-async def test_a_refusal_that_came_before_the_register_was_sent_is_heard_too() -> None:
+async def test_a_refusal_that_came_before_the_register_was_sent_is_heard_too(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     ours, plane = pair()
     refused = Goodbye(code="revoked", reason="the certificate of n1 was revoked: join again", retry_after=60.0)
@@ -200,7 +200,7 @@ async def test_a_refusal_that_came_before_the_register_was_sent_is_heard_too() -
     assert daemon.goodbye == refused
 
 
-async def test_a_plane_of_an_older_epoch_is_left_at_once() -> None:
+async def test_a_plane_of_an_older_epoch_is_left_at_once(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     daemon.epoch = 5
     async with daemon.open() as plane:
@@ -228,7 +228,7 @@ async def test_a_silent_plane_is_noticed_by_pings(autojump_clock: MockClock) -> 
     assert daemon.goodbye.code == "silent"
 
 
-async def test_shard_changes_and_commands_pass_in_both_directions() -> None:
+async def test_shard_changes_and_commands_pass_in_both_directions(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open() as plane:
         await daemon.tell_change.send(status(ShardState.FAILED))
@@ -239,7 +239,7 @@ async def test_shard_changes_and_commands_pass_in_both_directions() -> None:
         assert daemon.commands == [stop]
 
 
-async def test_new_hardware_is_registered_again() -> None:
+async def test_new_hardware_is_registered_again(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open() as plane:
         daemon.facts = structs.replace(daemon.facts, address="10.0.0.9")
@@ -247,7 +247,7 @@ async def test_new_hardware_is_registered_again() -> None:
         assert await hear(plane) == daemon.facts
 
 
-async def test_a_request_is_answered_and_errors_are_its_own() -> None:
+async def test_a_request_is_answered_and_errors_are_its_own(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open() as plane:
         await say(plane, LogsRequest(request_id=1, lines=1))
@@ -268,7 +268,7 @@ async def test_a_request_is_answered_and_errors_are_its_own() -> None:
         assert failed.code == "unsupported"
 
 
-async def test_a_withdrawn_request_is_cancelled_on_the_node() -> None:
+async def test_a_withdrawn_request_is_cancelled_on_the_node(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open() as plane:
         await say(plane, DoctorRequest(request_id=7))
@@ -278,7 +278,7 @@ async def test_a_withdrawn_request_is_cancelled_on_the_node() -> None:
             await daemon.withdrawn.wait()
 
 
-async def test_a_request_withdrawn_before_it_began_is_never_answered() -> None:
+async def test_a_request_withdrawn_before_it_began_is_never_answered(autojump_clock: MockClock) -> None:
     for number in range(1, 21):  # which task runs first is drawn
         daemon = Daemon()
         async with daemon.open() as plane:
@@ -291,7 +291,7 @@ async def test_a_request_withdrawn_before_it_began_is_never_answered() -> None:
             assert daemon.withdrawn.is_set() == began
 
 
-async def test_the_streams_end_cancels_requests_on_the_node() -> None:
+async def test_the_streams_end_cancels_requests_on_the_node(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open() as plane:
         await say(plane, DoctorRequest(request_id=7))
@@ -301,7 +301,7 @@ async def test_the_streams_end_cancels_requests_on_the_node() -> None:
             await daemon.withdrawn.wait()
 
 
-async def test_a_long_answer_goes_in_parts_and_short_frames_pass_it() -> None:
+async def test_a_long_answer_goes_in_parts_and_short_frames_pass_it(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open() as plane:
         await say(plane, LogsRequest(request_id=1, lines=2000))
@@ -318,7 +318,7 @@ async def test_a_long_answer_goes_in_parts_and_short_frames_pass_it() -> None:
         assert kinds[-1] is Part
 
 
-async def test_frames_of_an_unknown_kind_are_ignored_and_broken_ones_end_the_stream() -> None:
+async def test_frames_of_an_unknown_kind_are_ignored_and_broken_ones_end_the_stream(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     async with daemon.open() as plane:
         await plane.send(encode({"type": "later"}))
@@ -335,7 +335,7 @@ def test_features_are_those_of_the_answers_and_no_others() -> None:
     assert features(daemon.duties().answers) == ("doctor",)
 
 
-async def test_changes_older_than_the_register_are_not_told_behind_it() -> None:
+async def test_changes_older_than_the_register_are_not_told_behind_it(autojump_clock: MockClock) -> None:
     daemon = Daemon()
     daemon.tell_change.send_nowait(status(ShardState.STARTING))
     async with daemon.open() as plane:
@@ -343,7 +343,7 @@ async def test_changes_older_than_the_register_are_not_told_behind_it() -> None:
         assert await hear(plane) == status(ShardState.DRAINING)
 
 
-async def test_a_failure_inside_a_stream_ends_it_and_not_the_agent() -> None:
+async def test_a_failure_inside_a_stream_ends_it_and_not_the_agent(autojump_clock: MockClock) -> None:
     daemon = Daemon()
 
     def fail(registered: Registered) -> None:
