@@ -8,30 +8,40 @@ gives out, and each test takes its own from there.
 from __future__ import annotations
 
 import socket
+import time
 from functools import cache
-from itertools import count
+from itertools import chain, count, repeat
 
 from llmgw.node.perftest import TCP_PORTS
 from llmgw.node.tcp import is_free
 
 SIZE = 2500
+#: Seconds to wait for a block.
+WITHIN = 600
 _turn = count()
 _held: list[socket.socket] = []
 
 
 @cache
 def _block() -> range:
-    """This process's numbers. An abstract Unix socket of a name that all agree on holds them until it ends."""
-    for first in range(10_000, 32_768 - SIZE, SIZE):
-        if not TCP_PORTS.start - SIZE < first <= TCP_PORTS.stop:
-            holder = socket.socket(socket.AF_UNIX)
-            try:
-                holder.bind(f"\0llmgw-test-ports-{first}")
-            except OSError:
-                holder.close()
-                continue
-            _held.append(holder)
-            return range(first, first + SIZE)
+    """This process's numbers. An abstract Unix socket of a name that all agree on holds them until it ends.
+
+    Where other test runs on this machine have them all, one of them ends sometime.
+    """
+    blocks = [
+        first for first in range(10_000, 32_768 - SIZE, SIZE) if not TCP_PORTS.start - SIZE < first <= TCP_PORTS.stop
+    ]
+    for first in chain.from_iterable(repeat(blocks, WITHIN)):
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0llmgw-test-ports-{first}")
+        except OSError:
+            holder.close()
+            if first == blocks[-1]:
+                time.sleep(1)
+            continue
+        _held.append(holder)
+        return range(first, first + SIZE)
     raise AssertionError("too many test runs on this machine at once: no block of ports is left")
 
 
