@@ -183,7 +183,7 @@ class Fabric:
             assert len(line) < 127, "the simulator's console takes no longer lines"
             self._console.write(line.encode() + b"\n")
         self._console.flush()
-        until(lambda: self._log.read_bytes().count(b"# Net status") > marker, f"the simulator to do {lines}", 30)
+        until(lambda: self._log.read_bytes().count(b"# Net status") > marker, f"the simulator to do {lines}", 120)
 
     def cut(self, box: Box, port: int | None = None) -> None:
         """Pull one cable, or all of a box."""

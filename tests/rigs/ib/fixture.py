@@ -18,6 +18,9 @@ from tests.rigs.ib.machine import machine
 from tests.rigs.ib.net import Box, Net, fat_tree
 from tests.rigs.ib.tools import missing
 
+#: Simulated fabrics that are begun at most until one settles. About one of twenty does not.
+MOST = 12
+
 _numbers = count()
 
 #: Marks for a test that runs the real tools; without them it says which is missing.
@@ -74,13 +77,13 @@ def site(
     that got lost while two of them met. That is the rig's fault alone: such a start is thrown away.
     """
     net = fat_tree(hosts, rails, radix=radix, aggregation=aggregation)
-    for attempt in range(5):
+    for attempt in range(MOST):
         with Fabric(net, directory, f"ib-{os.getpid()}-{next(_numbers)}") as fabric:
             one = Site(fabric, directory)
             try:
                 _settle(one, managers, priorities, at)
             except TimeoutError:
-                if attempt == 4:
+                if attempt == MOST - 1:
                     raise
                 continue
             yield one
@@ -94,6 +97,6 @@ def _settle(one: Site, managers: int, priorities: tuple[int, int], at: tuple[int
         one.first.wait_for("SUBNET UP", 30)
     if managers > 1:
         one.second = fabric.manager(fabric.net.host(at[1]), priorities[1], sweep=1)
-        one.second.wait_for("Entering STANDBY", 10)
+        one.second.wait_for("Entering STANDBY", 15)
         # The master notices it at its next sweep.
-        until(lambda: fabric.tool(fabric.net.hosts[-1], "saquery", "SMIR").out.count("SMInfoRecord") == 2, "both", 5)
+        until(lambda: fabric.tool(fabric.net.hosts[-1], "saquery", "SMIR").out.count("SMInfoRecord") == 2, "both", 15)
