@@ -27,7 +27,7 @@ class Bearers:
     """Whose token a text is. A line of the file is a token, or a name and a token; "#" begins a comment."""
 
     path: Path
-    _seen: tuple[int, int, int] | None = None
+    _seen: tuple[int, int, int, int] | None = None
     _known: tuple[tuple[str, bytes], ...] = attrs.field(default=(), repr=False)
 
     @classmethod
@@ -74,9 +74,9 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode

@@ -45,6 +45,16 @@ def test_a_file_that_became_unreadable_opens_nothing(tmp_path: Path) -> None:
     assert bearers(one) == "admin"
 
 
+def test_a_file_that_was_opened_to_others_opens_nothing_though_nothing_in_it_changed(tmp_path: Path) -> None:
+    one = new_bearer()
+    path = write(tmp_path / "t", one)
+    bearers = Bearers.load(path)
+    path.chmod(0o644)
+    assert bearers(one) is None
+    path.chmod(0o600)
+    assert bearers(one) == "admin"
+
+
 @pytest.mark.parametrize("text", ["short", "two words here", "name sh\u00f6rt-token-that-is-long", "a b c d"])
 def test_a_line_that_is_no_token_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadInput, match="t, line 2: neither TOKEN nor NAME TOKEN"):
