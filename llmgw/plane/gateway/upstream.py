@@ -120,6 +120,8 @@ async def _connected(host: str, port: int) -> socket.socket:
             found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as unknown:
             raise Unreachable(f"{host} has no address: {unknown.strerror or unknown}") from None
+        except UnicodeError:
+            raise Unreachable(f"{host} has no address: no host can have this name") from None
         addresses: list[tuple[int, object]] = [(family, address) for family, _, _, _, address in found]
     else:
         addresses = [(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))]

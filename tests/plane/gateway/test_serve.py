@@ -174,3 +174,11 @@ async def test_a_name_that_does_not_resolve_is_502_with_the_reason(houses: House
     answer = await house.ask(chat())
     assert answer.status == 502
     assert "no-such-host.invalid" in str(answer.error["message"])
+
+
+async def test_a_name_that_no_host_can_have_is_502_with_the_reason(houses: Houses) -> None:
+    house = await houses(tries=1)
+    house.route("tiny", ModelRoute(state=ModelState.READY, endpoints=(Endpoint(replica="r", host="a..b", port=1),)))
+    answer = await house.ask(chat())
+    assert answer.status == 502
+    assert "a..b has no address: no host can have this name" in str(answer.error["message"])
