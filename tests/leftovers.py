@@ -26,7 +26,10 @@ def alive_in(group: int) -> list[int]:
 
 
 def marked(state: Path) -> set[int]:
-    """The living processes that carry an agent's mark: the engines and tools that it started."""
+    """The living processes that carry an agent's mark: the engines and tools that it started.
+
+    One that is just becoming another program has no environment, and so no mark, for a moment.
+    """
     everyone = processes.everyone()
     return {pid for pid in processes.carrying(STATE, str(state), everyone) if everyone[pid].alive}
 
