@@ -16,8 +16,9 @@ def main() -> None:
     os.nice(int(nice))
     args = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=list[bytes])
     answer: bytes = getattr(importlib.import_module(module), name)(*args)
-    sys.stdout.buffer.write(answer)
-    sys.stdout.buffer.flush()
+    # Not by sys.stdout: with PYTHONUNBUFFERED in the environment that leaves it at a write that was cut short.
+    with open(1, "wb", closefd=False) as stdout:
+        stdout.write(answer)
     # Taking a large graph of objects apart one by one takes longer than leaving.
     os._exit(0)
 

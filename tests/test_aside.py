@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import subprocess
+import sys
+import termios
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import pytest
@@ -15,9 +21,11 @@ from llmgw.aside import aside, here
 from llmgw.demo.main import run
 from llmgw.demo.processes import command
 from llmgw.errors import BadInput, Failed
+from llmgw.node import processes
 from llmgw.node.mapping import Mapped, confirmed, mapped
 from llmgw.rdma import fabric
 from llmgw.rdma.fabric import Map
+from tests.engines import until
 
 pytestmark = pytest.mark.real
 
@@ -107,6 +115,41 @@ async def test_a_large_map_costs_the_loop_little_of_what_it_costs_here() -> None
     assert answer == await here(confirmed, packed, msgspec.msgpack.encode([]))
     assert loop < (time.thread_time() - began - loop) / 2
     assert len(fabric.unpack(answer).nodes) == 99_999
+
+
+async def test_an_answer_is_whole_though_its_process_was_stopped_while_it_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The write that a stop interrupts brings only a part of it across."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    packed = fabric.pack(Map(nodes=tuple(fabric.Node(guid, "host", 1) for guid in range(1, 100_000))))
+    argv = [sys.executable, "-m", "llmgw.aside_child", confirmed.__module__, confirmed.__qualname__, "0"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.msgpack.encode([packed, msgspec.msgpack.encode([])]))
+        process.stdin.close()
+        for _ in range(8):
+            await until(lambda: state(process.pid) in "SZ" and unread(process.stdout) > 0)
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: state(process.pid) in "TZ")
+            process.send_signal(signal.SIGCONT)
+        answer = process.stdout.read()
+    assert process.returncode == 0
+    assert answer == await here(confirmed, packed, msgspec.msgpack.encode([]))
+
+
+def state(pid: int) -> str:
+    seen = processes.look(pid)
+    return seen.state if seen is not None else "Z"
+
+
+def unread(pipe: IO[bytes] | None) -> int:
+    """Bytes that lie in a pipe."""
+    assert pipe is not None
+    count = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 @pytest.mark.parametrize(("place", "words"), [("/etc/passwd", "is a file, where a directory is due")])
