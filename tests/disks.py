@@ -21,5 +21,7 @@ def small_file_system(place: Path, size: str, mode: str = "1777") -> Iterator[Pa
         if os.environ.get("CI"):
             pytest.fail(f"cannot mount: {done.stderr.decode()}")
         pytest.skip(f"needs root and mounts: {done.stderr.decode()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
