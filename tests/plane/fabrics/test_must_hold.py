@@ -110,7 +110,8 @@ async def test_a_hand_back_is_one_event_and_its_moment_of_standby_is_none(tmp_pa
         assert (event.data["from"], event.data["to"]) == (second.guid, first.guid)
         assert await poll_for(watch, 3.0) == []
 
-    await in_a_rig_that_goes_on(tmp_path, play, nodes=(2, 14), aggregation=False)
+    # Longer than a slow machine's manager needs to notice that it is alone.
+    await in_a_rig_that_goes_on(tmp_path, play, nodes=(2, 14), aggregation=False, hold=30.0)
 
 
 async def test_a_split_and_its_merge_are_told_of_managers_and_of_the_half_that_is_not_seen(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ async def test_a_split_and_its_merge_are_told_of_managers_and_of_the_half_that_i
         await watch.scan()
         assert watch.news() == ["fabric-part-new"]
 
-    await in_a_rig_that_goes_on(tmp_path, play, nodes=(2, 14), at=(0, 9), aggregation=False)
+    await in_a_rig_that_goes_on(tmp_path, play, nodes=(2, 14), at=(0, 9), aggregation=False, hold=12.0)
 
 
 async def test_a_cut_cable_between_switches_is_one_event_and_so_is_its_repair(tmp_path: Path) -> None:
