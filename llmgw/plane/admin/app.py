@@ -14,6 +14,7 @@ from quart_trio import QuartTrio
 from llmgw.plane.admin import answers, bandwidthpage, fabricpage, nodepage, page, replicapage
 from llmgw.plane.admin.api import BLUEPRINTS
 from llmgw.plane.admin.auth import Administrator, Sessions, identify
+from llmgw.plane.admin.files import FileResponse
 from llmgw.plane.admin.seams import Traffic
 from llmgw.plane.agents import Hub
 from llmgw.plane.bandwidth.desk import Desk
@@ -56,6 +57,7 @@ class Admin:
 def app(admin: Admin) -> QuartTrio:
     """The ASGI application. A new part of the API is a module in `admin/api` and its line in BLUEPRINTS."""
     quart = QuartTrio(__name__, template_folder="pages", static_folder="static", static_url_path="/static")
+    quart.response_class = FileResponse
     quart.config["MAX_CONTENT_LENGTH"] = answers.MOST_BYTES
     quart.config["PROPAGATE_EXCEPTIONS"] = False
     answers.answer_errors(quart)

@@ -6,12 +6,15 @@ import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+import trio
 from msgspec import structs
 
 from llmgw.plane.admin.auth import COOKIE
+from llmgw.plane.admin.files import FileBody
 from llmgw.plane.world import Want
 from llmgw.wire.facts import ModelName, ReplicaId, ShardId
 from tests.plane.admin.browser import Page, browser
@@ -93,6 +96,23 @@ async def test_nothing_from_elsewhere_may_run_or_frame_us(rig: Rig, path: str) -
 async def test_static_files_are_the_pages_own_only(rig: Rig, path: str) -> None:
     async with rig.client() as http:
         assert (await http.get(path)).status_code == 404
+
+
+async def test_a_file_is_closed_when_the_client_leaves_while_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    body, open_file = FileBody(__file__), trio.open_file
+
+    async def opened(*args: Any, **more: Any) -> object:
+        file = await open_file(*args, **more)
+        scope.cancel()
+        return file
+
+    monkeypatch.setattr(trio, "open_file", opened)
+    with trio.CancelScope() as scope:
+        async with body:
+            raise AssertionError("it goes on for nobody")
+    assert scope.cancelled_caught
+    assert body.file is not None
+    assert body.file.closed
 
 
 async def signed_in(page: Page, rig: Rig) -> None:
