@@ -349,16 +349,26 @@ class Line:
         return None
 
 
+class Killed(BaseException):
+    """The agent was killed in the middle of what it shields against its being cancelled."""
+
+
 async def _in_a_thread(work: Callable[..., T], *args: Any, **_how: object) -> T:
     """As a thread: what was begun is done even if nobody waits any more, and it takes its time."""
     kernel = HERE.get()
     await trio.sleep(kernel.rng.choice((0.0, 0.001, 0.01)))
+    await _unless_killed(kernel)
     result = work(*args)
     with trio.CancelScope(shield=True):
         await trio.sleep(kernel.rng.choice((0.0, 0.001, 0.01)))
-    if kernel.killed:
-        await trio.sleep_forever()
+    await _unless_killed(kernel)
     return result
+
+
+async def _unless_killed(kernel: Kernel) -> None:
+    if kernel.killed:
+        await trio.lowlevel.checkpoint()  # cancelled, unless that is shielded against
+        raise Killed
 
 
 @contextmanager

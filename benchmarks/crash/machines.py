@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import trio
 
-from benchmarks.crash.kernel import HERE, Kernel
+from benchmarks.crash.kernel import HERE, Kernel, Killed
 from benchmarks.crash.ledger import Ledger
 from benchmarks.crash.wires import DIAL_WITHIN, Absence, Way, Wire, connection
 from llmgw.backoff import Backoff
@@ -226,7 +226,10 @@ class Machine:
                 await self.absence.over()
                 self.kernel.agent_began()
                 with trio.CancelScope() as self._scope:
-                    await self._agent()
+                    try:
+                        await self._agent()
+                    except* Killed:
+                        pass
                 if self._wire is not None:
                     self._wire.die()
                     self._wire = None
