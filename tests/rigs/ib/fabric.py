@@ -30,7 +30,7 @@ from tests.rigs.ib.tools import PRELOAD, real
 Tick = Callable[[], bool]
 
 
-def until(done: Tick, what: str, within: float = 60.0) -> None:
+def until(done: Tick, what: str, within: float = 120.0) -> None:
     """Ask again and again, every 20 ms, until it is so."""
     deadline = time.monotonic() + within
     while not done():
@@ -68,7 +68,7 @@ class Manager:
             return (self.directory / "opensm.log").read_text(errors="replace")
         return ""
 
-    def wait_for(self, words: str, within: float = 60.0, *, times: int = 1) -> None:
+    def wait_for(self, words: str, within: float = 120.0, *, times: int = 1) -> None:
         """Wait until the log has said this so often."""
 
         def said() -> bool:

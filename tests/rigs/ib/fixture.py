@@ -99,4 +99,5 @@ def _settle(one: Site, managers: int, priorities: tuple[int, int], at: tuple[int
         one.second = fabric.manager(fabric.net.host(at[1]), priorities[1], sweep=1)
         one.second.wait_for("Entering STANDBY", 15)
         # The master notices it at its next sweep.
-        until(lambda: fabric.tool(fabric.net.hosts[-1], "saquery", "SMIR").out.count("SMInfoRecord") == 2, "both", 15)
+        there = fabric.net.hosts[-1]
+        until(lambda: fabric.tool(there, "saquery", "SMIR", within=15).out.count("SMInfoRecord") == 2, "both", 15)
