@@ -60,7 +60,7 @@ find_python() {
 
 # ensure_venv EXTRA... : the project, editable, with these extras.
 ensure_venv() {
-    local extras python made stamp log failed=0
+    local extras python made stamp
     extras=$(IFS=,; echo "$*")
     python=$(find_python) || {
         need_debian python3 python3-venv || exit 1
@@ -71,7 +71,14 @@ ensure_venv() {
     stamp="$venv/$made-$extras"
     # The OpenMP library that the CPU build of llama.cpp is linked with.
     case ",$extras," in *,engine,*) need_debian libgomp1 || exit 1 ;; esac
-    [ -e "$stamp" ] && return 0
+    if [ ! -e "$stamp" ]; then install_venv 9<"$root/pyproject.toml"; fi
+}
+
+# Make the environment that ensure_venv wants; one at a time, by a lock on its own file 9.
+install_venv() {
+    local log failed=0
+    ! command -v flock >/dev/null || flock 9
+    [ ! -e "$stamp" ] || return 0
     # A run that was cut short may have left a new one without anything, pip included.
     [ ! -e "$venv/.llmgw-unfinished" ] || rm -rf "$venv"
     if [ ! -e "$venv" ]; then

@@ -116,6 +116,19 @@ def test_a_virtual_environment_is_made_once_and_pip_may_fail_twice(machine: Mach
     assert machine.calls.count("venv") == 1
 
 
+def test_an_environment_that_cannot_be_made_ends_it(machine: Machine) -> None:
+    (machine.root / "tools" / "python3").write_text('#!/bin/sh\n[ "$2" != venv ]\n')
+    done = machine.run("ensure_venv dev\necho went on")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_two_at_once_make_one_environment(machine: Machine) -> None:
+    done = machine.run("ensure_venv dev & ensure_venv dev & wait %1 && wait %2")
+    assert done.returncode == 0, done.stderr
+    assert machine.calls.count("venv") == 1
+    assert len(machine.calls) == 3, "pip, for itself and for the rest"
+
+
 def test_pip_that_fails_every_time_ends_it_with_its_words_and_the_next_run_begins_anew(machine: Machine) -> None:
     machine.answers("pip", "", CUT, CUT, CUT, "", "")
     done = machine.run("ensure_venv dev\necho went on")
