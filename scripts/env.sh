@@ -25,7 +25,7 @@ apt_get() {
             rm -f "$log"
             return 1
         fi
-        sleep 10
+        sleep 20
     done
     rm -f "$log"
 }

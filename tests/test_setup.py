@@ -77,7 +77,7 @@ def test_who_holds_a_lock_that_apt_does_not_wait_for_is_waited_for(machine: Mach
     machine.answers("apt-get", *[LOCKED] * 5, "", *[LOCKED] * 4)
     done = machine.run("need_debian thing")
     assert done.returncode == 0, done.stderr
-    update, install = ["apt-get update", "sleep 10"], ["apt-get install thing", "sleep 10"]
+    update, install = ["apt-get update", "sleep 20"], ["apt-get install thing", "sleep 20"]
     assert machine.calls == [*update * 5, update[0], *install * 4, install[0]]
     assert "waits: E: Could not get lock /var/lib/apt/lists/lock" in done.stderr
 
@@ -105,7 +105,7 @@ def test_what_fails_every_time_is_said_in_apts_words(machine: Machine) -> None:
 def test_an_installation_that_was_cut_short_is_ended_first(machine: Machine) -> None:
     machine.answers("apt-get", "", INTERRUPTED, "")
     assert machine.run("need_debian thing").returncode == 0
-    assert machine.calls == ["apt-get update", "apt-get install thing", "dpkg", "sleep 10", "apt-get install thing"]
+    assert machine.calls == ["apt-get update", "apt-get install thing", "dpkg", "sleep 20", "apt-get install thing"]
 
 
 def test_a_virtual_environment_is_made_once_and_pip_may_fail_twice(machine: Machine) -> None:
