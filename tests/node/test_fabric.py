@@ -82,9 +82,10 @@ async def test_a_silent_switch_makes_the_map_partial_and_its_holes_name_the_port
 async def test_a_lossy_switch_makes_the_map_partial_and_never_a_slow_link(tmp_path: Path) -> None:
     with site(tmp_path) as one:
         one.fabric.drop(one.net.spines[0], 30)
-        reply, found = await look(one.scanner(5))
-    assert not reply.complete
-    assert degraded.suspects(found) == ()
+        scanner = one.scanner(5)
+        looks = [await look(scanner) for _ in range(3)]  # one of a thousand loses nothing
+    assert not all(reply.complete for reply, _ in looks)
+    assert {degraded.suspects(found) for _, found in looks} == {()}
 
 
 async def test_a_link_at_1x_is_confirmed_by_the_portinfo_of_both_its_ends(tmp_path: Path) -> None:
