@@ -24,12 +24,18 @@ from tests.rigs.roce.guests import Guest
 PROJECT = Path(__file__).parents[3]
 #: The host's loopback, as guests reach it.
 HOST = "10.0.2.2"
-#: An agent starts slowly in a guest: its modules come over 9p into an emulated CPU.
-START_WITHIN = 300.0
+#: Seconds. An agent starts slowly in a guest: its modules come over 9p into an emulated CPU.
+START_WITHIN = 900.0
+#: Seconds for the longest that is asked of a fleet here, all attempts of a bandwidth test included.
+BOUND = 900.0
 #: What an emulated link carries is a hundredth of its rate, so that is what is good here.
 GOOD = ("--good", "0.00001", "--fair", "0.000001")
-#: Small messages and few in flight: an emulated CPU sends each by hand.
-QUICK = ("--size", "4KiB", "--queue-pairs", "1", "--perftest-option=-t 8", "--seconds", "4")
+#: How a test fails whose figure perftest had no clock for.
+NO_CLOCK = ("clock", "could-not-measure")
+#: Few in flight: an emulated CPU sends each by hand. And retries for 4.3 s instead of half a second: one guest may get
+#: no CPU for so long while the other does. What is lost on the way then costs more, too.
+FEW = ("-t", "8", "-u", "17")
+QUICK = ("--size", "4KiB", "--queue-pairs", "1", f"--perftest-option={' '.join(FEW)}", "--seconds", "4")
 
 
 @attrs.define
@@ -73,7 +79,7 @@ class Fleet:
             self._processes.append(
                 subprocess.Popen(run, stdin=DEVNULL, stdout=log, stderr=STDOUT, env=self.env, start_new_session=True)
             )
-        self._until(self._answers, 60, "the plane answers")
+        self._until(self._answers, 180, "the plane answers")
         for guest in (self.a, self.b):
             self._join(guest)
         self._until(self._connected, START_WITHIN, "both agents are connected")
@@ -86,7 +92,7 @@ class Fleet:
             text=True,
             stdin=DEVNULL,
             check=False,
-            timeout=60,
+            timeout=180,
         )
         assert done.returncode == 0, done.stderr
 
@@ -115,7 +121,7 @@ class Fleet:
             base_url=f"https://127.0.0.1:{self.admin}/api/v1/",
             verify=ssl.create_default_context(cafile=str(self.directory / "ca.pem")),
             headers={"Authorization": f"Bearer {(self.directory / 'admin.token').read_text().strip()}"},
-            timeout=10,
+            timeout=60,
         )
 
     def _answers(self) -> bool:
@@ -141,11 +147,13 @@ class Fleet:
             time.sleep(0.5)
 
     def stop(self) -> None:
-        for guest in (self.a, self.b):
-            trio.run(guest.sh, f"pkill -KILL -f 'share/{self.home}/[n]ode.toml' || true")
-        for process in self._processes:
-            process.terminate()
-            process.wait(timeout=20)
+        try:
+            for guest in (self.a, self.b):
+                trio.run(guest.sh, f"pkill -KILL -f 'share/{self.home}/[n]ode.toml' || true")
+        finally:
+            for process in self._processes:
+                process.terminate()
+                process.wait(timeout=60)
 
     # --- asking ----------------------------------------------------------------------------------------
 
@@ -155,18 +163,18 @@ class Fleet:
     async def test(self, *args: str) -> dict[str, Any]:
         """The result of `fabric-test a b`, as -o json gives it.
 
-        An emulated processor of a busy machine may be too uneven a clock for perftest, which says so: once more then.
+        An emulated processor of a busy machine is often too uneven a clock for perftest, which says so: again then.
         """
         run = self.ctl("fabric-test", "a", "b", *QUICK, *args, "-o", "json")
-        for _ in range(5):
-            done = await trio.run_process(
-                run, env=dict(self.env), capture_stdout=True, capture_stderr=True, check=False, stdin=DEVNULL
-            )
-            assert done.stdout, done.stderr.decode()
-            if b"its clock calibration failed" not in done.stdout:
-                break
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
+        with trio.fail_after(BOUND):
+            while True:
+                done = await trio.run_process(
+                    run, env=dict(self.env), capture_stdout=True, capture_stderr=True, check=False, stdin=DEVNULL
+                )
+                assert done.stdout, done.stderr.decode()
+                result: dict[str, Any] = json.loads(done.stdout)
+                if not any(rail.get("failure", {}).get("code") in NO_CLOCK for rail in result["rails"]):
+                    return result
 
     async def port(self, guest: Guest, device: str) -> dict[str, Any]:
         """A port as the plane knows it."""

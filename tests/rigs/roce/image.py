@@ -13,12 +13,15 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from subprocess import DEVNULL
 
 import attrs
 
 from tests.rigs.roce.cpio import archive
 
 HERE = Path(__file__).parent / "inside"
+#: What the scripts use apt with, on a network with hiccups and beside others that use it.
+ENV = Path(__file__).parents[3] / "scripts" / "env.sh"
 
 #: Loaded by hand in the guest: the disk is the host's files over 9p, the adapters are rxe on virtio. rxe checks its
 #: packets with crc32, which it does not load by itself.
@@ -66,14 +69,10 @@ def missing() -> list[str]:
 
 def install() -> None:
     """Install what is missing. Raises CannotBuild."""
-    if not (packages := missing()):
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise CannotBuild(f"these packages are missing and cannot be installed here: {' '.join(packages)}")
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode or missing():
-        raise CannotBuild(f"apt-get could not install {' '.join(packages)}: {done.stderr.strip()[-300:]}")
+    if packages := missing():
+        done = _setup("need_debian", *packages)
+        if missing():
+            raise CannotBuild(f"{' '.join(packages)} cannot be installed: {done.stderr.strip()[-300:]}")
 
 
 def image() -> Image:
@@ -88,28 +87,45 @@ def image() -> Image:
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = home / recipe.hexdigest()[:12]
-        if not (made / "initrd").exists():
+        # Whoever tidies the temporary folder looks at files one by one.
+        if not all((made / name).exists() for name in ("kernel", "initrd")):
             with tempfile.TemporaryDirectory(dir=home) as temporary:
                 _build(_package(home), Path(temporary), made)
     return Image(made / "kernel", made / "initrd")
 
 
 def _package(home: Path) -> Path:
-    """Debian's kernel package, downloaded."""
-    found = sorted(home.glob("linux-image-*.deb"))
-    if found:
-        return found[-1]
-    asked = subprocess.run(["apt-cache", "depends", "linux-image-amd64"], capture_output=True, text=True, check=False)
-    names = [line.split()[-1] for line in asked.stdout.splitlines() if "Depends: linux-image-" in line]
-    if not names:
-        raise CannotBuild("apt knows no linux-image-amd64: run apt-get update")
+    """Debian's kernel package: whole, or it is not there."""
+    for kept in home.glob("linux-image-*.deb"):
+        if subprocess.run(["dpkg-deb", "--fsys-tarfile", kept], stdout=DEVNULL, stderr=DEVNULL).returncode == 0:
+            return kept
+        kept.unlink()
+    with tempfile.TemporaryDirectory(dir=home) as place:
+        said = _setup("apt_get", "download", *_kernel_package(), cwd=place)
+        if said.returncode:
+            # Lists that are missing know no kernel, and old ones one that the mirror does not have any more.
+            _setup("apt_get", "update")
+            said = _setup("apt_get", "download", *_kernel_package(), cwd=place)
+        if said.returncode or not (found := list(Path(place).glob("linux-image-*.deb"))):
+            raise CannotBuild(f"Debian's kernel cannot be downloaded: {said.stderr.strip()[-300:]}")
+        return found[0].rename(home / found[0].name)
+
+
+def _kernel_package() -> tuple[str, ...]:
+    """What to ask of apt-get for the newest kernel that the lists know."""
+    shown = subprocess.run(
+        ["apt-cache", "depends", "linux-image-amd64"],
+        capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
+    names = [line.split()[-1] for line in shown.stdout.splitlines() if "Depends: linux-image-" in line]
     # apt drops to a user of its own, which may not write into a folder of root's.
-    command = ["apt-get", "download", "-o", "APT::Sandbox::User=root", names[0]]
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=600, check=False)
-    found = sorted(home.glob("linux-image-*.deb"))
-    if not found:
-        raise CannotBuild(f"{names[0]} cannot be downloaded: {done.stderr.strip()[-300:]}")
-    return found[-1]
+    return "-o", "APT::Sandbox::User=root", *(names[:1] or ["linux-image-amd64"])
+
+
+def _setup(function: str, *words: str, cwd: str | Path = HERE) -> subprocess.CompletedProcess[str]:
+    """Call what the scripts use, too."""
+    command = ["bash", "-c", 'source "$0" && "$@"', str(ENV), function, *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def _build(package: Path, work: Path, made: Path) -> None:

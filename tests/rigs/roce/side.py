@@ -1,11 +1,15 @@
 """One side of a bandwidth test as an agent would run it, for a guest: `python -m tests.rigs.roce.side`.
 
 The request is JSON on the command line ({"server": ..., "run": {...}}); what is said and the reply are lines of JSON.
+With {"turn": PATH} it makes that file when it is ready, and begins when somebody has taken it away: Python takes long
+to start in a guest, and the other side does not wait for so long.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 
 import msgspec
 import trio
@@ -18,14 +22,20 @@ from llmgw.wire.control import Bandwidth, BandwidthClient, BandwidthServe
 class Asked(msgspec.Struct):
     run: Bandwidth
     server: str | None = None
+    turn: str = ""
 
 
 def say(word: Working | Listening | msgspec.Struct) -> None:
     print(msgspec.json.encode(word).decode(), flush=True)
 
 
-async def main() -> None:
-    asked = msgspec.json.decode(sys.argv[1], type=Asked)
+def wait(turn: Path) -> None:
+    turn.touch()
+    while turn.exists():
+        time.sleep(0.1)
+
+
+async def main(asked: Asked) -> None:
     side = Perftest(install=False)
     if asked.server is None:
         say(await side.serve(BandwidthServe(run=asked.run), say))
@@ -34,4 +44,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    asked = msgspec.json.decode(sys.argv[1], type=Asked)
+    if asked.turn:
+        wait(Path(asked.turn))
+    trio.run(main, asked)

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.rigs.roce.fleet import GOOD, Fleet, fleet
-from tests.rigs.roce.guests import Guest
+from tests.rigs.roce.fleet import BOUND, GOOD, Fleet, fleet
+from tests.rigs.roce.guests import IN_GUESTS, Guest
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
-
-BOUND = 120.0
+pytestmark = IN_GUESTS
 
 WIDE = """
 [[models]]

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import trio
 
-from tests.rigs.roce.fleet import GOOD, Fleet
-from tests.rigs.roce.guests import Guest
+from tests.rigs.roce.fleet import BOUND, GOOD, Fleet
+from tests.rigs.roce.guests import IN_GUESTS, Guest
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = IN_GUESTS
 
-#: Seconds for any test here, the longest included: a client's limit is the test's length and half a minute.
-BOUND = 180.0
+#: Seconds of a test in whose middle something is to break: long, so that a busy machine is in time for its middle.
+MIDDLE = "25"
 Break = Callable[[], Awaitable[object]]
 
 
@@ -28,7 +28,7 @@ Break = Callable[[], Awaitable[object]]
 async def _nothing_is_left(whole: Fleet) -> AsyncIterator[None]:
     yield
     for guest in (whole.a, whole.b):
-        assert await guest.perftest() == []
+        await guest.no_perftest()
 
 
 async def broken(whole: Fleet, fault: Break, *args: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ async def broken(whole: Fleet, fault: Break, *args: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
 
     async def test() -> None:
-        found.append(await whole.test("--rail", "0", "--seconds", "8", *GOOD, *args))
+        found.append(await whole.test("--rail", "0", "--seconds", MIDDLE, *GOOD, *args))
 
     with trio.fail_after(BOUND):
         async with trio.open_nursery() as nursery:
@@ -95,7 +95,7 @@ async def test_an_emulated_link_is_bad_by_the_usual_thresholds_and_says_so_with_
 
 
 async def test_latency_and_both_directions_are_measured(whole: Fleet) -> None:
-    with trio.fail_after(2 * BOUND):
+    with trio.fail_after(BOUND):
         latency = await whole.test("--rail", "0", "--latency")
         both = await whole.test("--rail", "0", "--bidirectional", *GOOD)
     assert latency["rails"][0]["latency_us"] > 0, latency
@@ -199,7 +199,7 @@ async def test_a_killed_client_is_named(whole: Fleet) -> None:
 
 
 async def test_ctrl_c_ends_the_real_processes_on_both_sides(whole: Fleet) -> None:
-    command = whole.ctl("fabric-test", "a", "b", "--rail", "0", "--seconds", "120", "--size", "4KiB")
+    command = whole.ctl("fabric-test", "a", "b", "--rail", "0", "--seconds", "600", "--size", "4KiB")
     process = await trio.lowlevel.open_process(
         [*command, "--queue-pairs", "1", "--perftest-option=-t 8"],
         env=dict(whole.env), stdin=DEVNULL, stdout=PIPE, stderr=PIPE,
@@ -217,7 +217,7 @@ async def test_ctrl_c_ends_the_real_processes_on_both_sides(whole: Fleet) -> Non
         assert pipe is not None
         await pipe.aclose()
     # An emulated guest needs a moment only to look; on machines it is under a second (tests/e2e).
-    assert took < 10
+    assert took < 120
 
 
 async def test_a_lost_agent_ends_the_test_on_both_sides(whole: Fleet) -> None:

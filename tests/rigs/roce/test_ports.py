@@ -6,20 +6,30 @@ import json
 import sys
 from typing import Any
 
-import pytest
 import trio
 
-from tests.rigs.roce.guests import Guest
+from tests.rigs.roce.guests import IN_GUESTS, START, Guest
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = IN_GUESTS
 
 LOOK = """
 import json, sys, msgspec, trio
 from llmgw.node.ports import Ports
 from llmgw.node.view import View
-view = trio.run(Ports(View(fabrics={"rxe*": "lab"})).look)
+ports = Ports(View(fabrics={"rxe*": "lab"}))
+
+async def look():
+    # An adapter of a busy guest may answer late, which is not what is tested.
+    while (view := await ports.look()).silent:
+        await trio.sleep(0.2)
+    return view
+
+view = trio.run(look)
 json.dump(msgspec.to_builtins({"ports": view.ports, "loads": view.loads}), sys.stdout)
 """
+
+#: How doctor says that adapters did not answer in its time.
+UNSEEN = ("see rdma.adapters", "no RDMA adapters")
 
 
 async def look(guest: Guest) -> dict[str, Any]:
@@ -28,17 +38,20 @@ async def look(guest: Guest) -> dict[str, Any]:
 
 
 async def doctor(guest: Guest, *only: str) -> list[dict[str, Any]]:
+    """What doctor finds. It has a few seconds for all, and adapters of a busy guest may answer later: again then."""
     ask = "from llmgw.node.doctor.command import doctor; doctor()"
     options = [word for name in only for word in ("--only", name)]
-    done = await guest.run(sys.executable, "-c", ask, "--dir", "/tmp/none", "-o", "json", *options)
-    findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
-    return findings
+    while True:
+        done = await guest.run(sys.executable, "-c", ask, "--dir", "/tmp/none", "-o", "json", *options)
+        findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+        if not any(word in finding["text"] for finding in findings for word in UNSEEN):
+            return findings
 
 
 async def test_soft_adapters_are_roce_rails_with_their_interfaces_rate_and_addresses(
     pair: tuple[Guest, Guest],
 ) -> None:
-    with trio.fail_after(120):
+    with trio.fail_after(START):
         seen = await look(pair[0])
     assert [(port["device"], port["kind"], port["rail"]) for port in seen["ports"]] == [
         ("rxe0", "roce", 0),
@@ -53,7 +66,7 @@ async def test_soft_adapters_are_roce_rails_with_their_interfaces_rate_and_addre
 
 async def test_a_pulled_cable_is_polling_without_a_rate_and_doctor_names_the_port(pair: tuple[Guest, Guest]) -> None:
     guest = pair[1]
-    with trio.fail_after(180):
+    with trio.fail_after(4 * START):
         well = await doctor(guest, "rdma.state", "rdma.gid")
         assert [finding["outcome"] for finding in well] == ["pass", "pass"]
         await guest.link(1, up=False)

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 
 import msgspec
-import pytest
 import trio
 from msgspec.structs import replace
 
 from llmgw.rdma.outcome import Figure, outcome
 from llmgw.wire.control import Bandwidth, BandwidthReply
-from tests.rigs.roce.guests import Guest
+from tests.engines import until
+from tests.rigs.roce.fleet import BOUND, FEW, NO_CLOCK
+from tests.rigs.roce.guests import IN_GUESTS, START, Guest
 from tests.rigs.roce.side import Asked
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = IN_GUESTS
 
 PROJECT = str(Path(__file__).parents[3])
 #: What an emulated CPU carries in reasonable time.
-RUN = Bandwidth(
-    device="rxe0", gid_index=1, mtu=4096, tcp_port=18600, size=4096, queue_pairs=1, seconds=4, extra=("-t", "8")
-)
-#: Python with our modules takes half a minute to start in a guest.
-START = 120.0
+RUN = Bandwidth(device="rxe0", gid_index=1, mtu=4096, tcp_port=18600, size=4096, queue_pairs=1, seconds=4, extra=FEW)
 
 
-async def side(guest: Guest, run: Bandwidth, server: str | None = None) -> BandwidthReply:
+async def side(guest: Guest, run: Bandwidth, server: str | None = None, turn: str = "") -> BandwidthReply:
     """A side's reply; what it said before is left out."""
-    asked = msgspec.json.encode(Asked(run=run, server=server)).decode()
+    asked = msgspec.json.encode(Asked(run=run, server=server, turn=turn)).decode()
     done = await guest.run(sys.executable, "-m", "tests.rigs.roce.side", asked, env={"PYTHONPATH": PROJECT})
     return msgspec.json.decode(done.ok().splitlines()[-1], type=BandwidthReply)
 
@@ -38,34 +36,51 @@ async def listening(guest: Guest, port: int) -> None:
     await guest.sh(f"until ss -Hltn 'sport = :{port}' | grep -q .; do sleep 0.1; done")
 
 
-async def test_two_sides_measure_each_other_over_real_verbs(pair: tuple[Guest, Guest]) -> None:
-    a, b = pair
+async def exchange(a: Guest, b: Guest, run: Bandwidth) -> tuple[BandwidthReply, BandwidthReply]:
+    """What the client on a and the server on b say. Both are ready before either begins."""
     replies: dict[str, BandwidthReply] = {}
 
     async def serve() -> None:
-        replies["server"] = await side(b, RUN)
+        replies["server"] = await side(b, run, turn="/share/turn")
 
-    with trio.fail_after(2 * START + 60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve)
-            await listening(b, RUN.tcp_port)
-            replies["client"] = await side(a, RUN, b.address(1))
-    for reply in replies.values():
+    async def send() -> None:
+        replies["client"] = await side(a, run, b.address(1), turn="/share/turn")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        nursery.start_soon(send)
+        for guest in (a, b):
+            await until((guest.share / "turn").exists, within=START)
+        (b.share / "turn").unlink()
+        await listening(b, run.tcp_port)
+        (a.share / "turn").unlink()
+    return replies["client"], replies["server"]
+
+
+async def test_two_sides_measure_each_other_over_real_verbs(pair: tuple[Guest, Guest]) -> None:
+    a, b = pair
+    with trio.fail_after(BOUND):
+        for port in count(18610):
+            client, server = await exchange(a, b, replace(RUN, tcp_port=port))
+            if client.cause_code not in NO_CLOCK:
+                break
+    for reply in (client, server):
         assert (reply.exit_code, reply.error) == (0, ""), reply
         assert (reply.state_before, reply.state_after) == ("ACTIVE LinkUp", "ACTIVE LinkUp")
         assert reply.command[:2] == ("stdbuf", "-oL")
         assert reply.version
-    figure = outcome("a", replies["client"], "b", replies["server"])
+    figure = outcome("a", client, "b", server)
     assert isinstance(figure, Figure)
     assert figure.gbps is not None
     assert figure.gbps > 0
-    assert await a.perftest() == await b.perftest() == []
+    await a.no_perftest()
+    await b.no_perftest()
 
 
 async def test_a_busy_port_is_the_servers_words(pair: tuple[Guest, Guest]) -> None:
     _, b = pair
     port = 18601
-    with trio.fail_after(START + 60):
+    with trio.fail_after(START):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(b.run, "ib_write_bw", "-d", "rxe0", "-p", str(port))
             await listening(b, port)
@@ -73,7 +88,7 @@ async def test_a_busy_port_is_the_servers_words(pair: tuple[Guest, Guest]) -> No
             nursery.cancel_scope.cancel()
     assert (reply.exit_code, reply.cause_code) == (1, "port-in-use")
     assert reply.cause == f"TCP port {port} is taken by another process"
-    await b.sh("while pgrep -x ib_write_bw; do sleep 0.1; done")
+    await b.no_perftest()
 
 
 async def test_a_silent_peer_is_ended_by_the_limit(pair: tuple[Guest, Guest]) -> None:
@@ -83,7 +98,7 @@ async def test_a_silent_peer_is_ended_by_the_limit(pair: tuple[Guest, Guest]) ->
         "import socket, time; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "
         f"s.bind(('', {port})); s.listen(); c, _ = s.accept(); time.sleep(600)"
     )
-    with trio.fail_after(START + 90):
+    with trio.fail_after(START):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(b.run, sys.executable, "-S", "-c", silent)
             await listening(b, port)
@@ -91,13 +106,12 @@ async def test_a_silent_peer_is_ended_by_the_limit(pair: tuple[Guest, Guest]) ->
             nursery.cancel_scope.cancel()
     assert (reply.error, reply.cause_code) == ("ended by the time limit", "time-limit")
     assert reply.average_gbps is None
-    assert reply.seconds < 45
-    assert await a.perftest() == []
+    await a.no_perftest()
 
 
 async def test_a_server_that_is_not_there_is_told_at_once(pair: tuple[Guest, Guest]) -> None:
     a, b = pair
-    with trio.fail_after(START + 30):
+    with trio.fail_after(START):
         reply = await side(a, replace(RUN, tcp_port=18603), b.address(1))
     assert (reply.exit_code, reply.cause_code) == (1, "no-server")
     assert "18603" in reply.cause
