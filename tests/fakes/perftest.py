@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 _PROGRAM = """#!{python} -S
-import os, socket, sys, time
+import os, select, socket, sys
 args = sys.argv[1:]
 if "--version" in args: print("Version: 6.06"); sys.exit(1)
 if "--help" in args: print("  -D, --duration\\n      --report_gbits"); sys.exit(1)
@@ -40,7 +40,7 @@ else:
     try: peer = socket.create_connection((args[-1], port), 10)
     except OSError: sys.stderr.write("Couldn't connect to %s:%d\\n" % (args[-1], port)); sys.exit(1)
     open(os.path.join(here, "connected"), "w").close()
-    time.sleep(seconds)
+    select.select([peer], [], [], seconds)  # or until the server is gone
     try:
         peer.sendall(b"done")
         if peer.recv(4) != b"done": raise OSError

@@ -33,7 +33,10 @@ class Machine:
     def write(self, path: str, text: str) -> Path:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
+        # Whoever reads it meanwhile sees the one text or the other, as of the kernel's files.
+        beside = self.root / ".being-written"
+        beside.write_text(text + "\n")
+        beside.replace(file)
         return file
 
     def refuse(self, path: str) -> None:
