@@ -161,7 +161,7 @@ class Killer:
         await self.fleet.kill(process)
         await trio.sleep(self.rng.choice((0.0, 0.3, 2.0, 7.0)))
         if what == "plane":
-            await self.fleet.start_plane(within=60)
+            await self.fleet.start_plane()
         else:
             await self.fleet.start_node(what)
 

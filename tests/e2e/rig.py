@@ -7,7 +7,6 @@ process of the rig is left.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import ssl
@@ -23,19 +22,23 @@ import trio
 
 from llmgw.demo.processes import call, environment, leftovers, start, stop
 from llmgw.tinymodel import write_tiny
+from tests.leftovers import end
 from tests.ports import free_ports, of_a_fleet
 
-#: Silence is noticed in seconds here; everything else is as it is shipped, or nearly. An agent that begins again on a
-#: busy machine takes its seconds, and must not be lost for that.
+#: Silence is noticed sooner here; everything else is as it is shipped, or nearly. A process that a busy machine lets
+#: stand still for seconds is not silent, and an agent that takes its time to begin again must not be lost for that.
 QUICK = """
 [judgement]
-settle = "3s"
-unreachable_after = "2s"
-lost_after = "30s"
+settle = "20s"
+unreachable_after = "8s"
+lost_after = "90s"
 quiet = "3s"
 """
-#: For those who wait for a loss.
-SOON_LOST = QUICK.replace("30s", "5s")
+#: For those who wait for a loss, and when it comes: seconds of silence.
+LOST_AFTER = 12.0
+SOON_LOST = QUICK.replace("90s", f"{LOST_AFTER:g}s")
+#: A limit that nothing good comes near to, in seconds: an agent's pauses between its tries alone grow to half a minute.
+WITHIN = 90.0
 
 MODEL = """
 [[models]]
@@ -87,7 +90,8 @@ class Rig:
                 base_url=f"https://127.0.0.1:{self.admin}/api/v1/",
                 verify=ssl.create_default_context(cafile=str(self.directory / "ca.pem")),
                 headers={"Authorization": f"Bearer {token}"},
-                timeout=10,
+                timeout=WITHIN,
+                trust_env=False,
             )
         return self._client
 
@@ -113,10 +117,10 @@ class Rig:
             self._client = None
         await trio.to_thread.run_sync(shutil.rmtree, self.directory)
 
-    async def start_plane(self, within: float = 30) -> None:
+    async def start_plane(self) -> None:
         config = str(self.directory / "plane.toml")
         self.plane = await start("llmgw-plane", "run", "--config", config, log=self.root / "plane.log", env=self.env)
-        await self.until(self.answers, within=within, what="the plane answers")
+        await self.until(self.answers, what="the plane answers")
 
     async def answers(self) -> bool:
         if self.plane is not None and self.plane.poll() is not None:
@@ -130,6 +134,15 @@ class Rig:
         config = str(self.directory / "plane.toml")
         args = ["gateway", "--config", config, "--workers", str(workers)]
         self.gateways = await start("llmgw-plane", *args, log=self.root / "gateways.log", env=self.env)
+
+        async def there() -> bool:
+            try:
+                async with patient() as client:
+                    return (await client.get(f"{self.gateway}/health")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        await self.until(there, what="the gateways answer")
 
     async def join(self, name: str) -> None:
         answer = await self.api.post("tokens", json={"node": name})
@@ -196,7 +209,7 @@ class Rig:
         return "\n".join((self.root / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
 
     async def until(
-        self, holds: Callable[[], Awaitable[bool]], *, within: float = 30, what: str = "", every: float = 0.1
+        self, holds: Callable[[], Awaitable[bool]], *, within: float = WITHIN, what: str = "", every: float = 0.1
     ) -> float:
         """Wait until something holds; how long it took."""
         began = time.monotonic()
@@ -207,9 +220,19 @@ class Rig:
             await trio.sleep(every)
         return time.monotonic() - began
 
+    async def until_connected(self, *names: str) -> None:
+        async def connected() -> bool:
+            return all([(await self.node(name))["connected"] for name in names])
+
+        await self.until(connected, what=f"{', '.join(names)} connected")
+
     async def chat(self, client: httpx.AsyncClient, **more: Any) -> httpx.Response:
         body = {"model": "tiny", "max_tokens": 24, "messages": [{"role": "user", "content": "The node"}]} | more
         return await client.post(f"{self.gateway}/v1/chat/completions", json=body)
+
+    async def chats(self, client: httpx.AsyncClient) -> bool:
+        """Is a chat answered?"""
+        return (await self.chat(client)).status_code == 200
 
     # --- breaking --------------------------------------------------------------------------------------
 
@@ -224,11 +247,16 @@ class Rig:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 await stop(process, within=1)
-        for pid in list(leftovers(self.mark)):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        # One that was just being started is seen the next time, and what was killed is gone only a moment later.
+        with trio.move_on_after(WITHIN):
+            while left := list(leftovers(self.mark)):
+                end(left)
+                await trio.sleep(0.02)
+
+
+def patient() -> httpx.AsyncClient:
+    """A client of the gateway. No proxy of this machine's environment stands between them."""
+    return httpx.AsyncClient(timeout=WITHIN, trust_env=False)
 
 
 @attrs.define
@@ -240,7 +268,7 @@ class Traffic:
     stopping: bool = False
 
     async def run(self, rig: Rig) -> None:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with patient() as client:
             while not self.stopping:
                 try:
                     answer = await rig.chat(client)
@@ -267,30 +295,32 @@ async def traffic(rig: Rig, streams: int = 2) -> AsyncIterator[Traffic]:
 
 @asynccontextmanager
 async def rig(
-    root: Path, nodes: int = 2, *, replicas: int = 0, settings: str = QUICK, top: str = "", gateways: int = 0
+    root: Path,
+    nodes: int = 2,
+    *,
+    replicas: int = 0,
+    settings: str = QUICK,
+    top: str = "",
+    gateways: int = 0,
+    hold_within: float = WITHIN,
 ) -> AsyncIterator[Rig]:
     """A running fleet. With `gateways`, these relay in processes of their own and the plane does not."""
     agents, admin, serve = free_ports(3)
-    if gateways:
-        settings += "\n[gateway]\ninside = false\n"
+    settings += f"\n[gateway]\ninside = {str(not gateways).lower()}\nhold_within = {hold_within}\n"
     made = Rig(root, agents, admin, serve, json.dumps(str(root)), settings, top)
     try:
         await made.make_plane()
         await made.start_plane()
         if gateways:
             await made.start_gateways(gateways)
-        for n in range(1, nodes + 1):
-            await made.join(f"n{n}")
-            await made.start_node(f"n{n}")
-        if nodes:
-
-            async def connected() -> bool:
-                return all([(await made.node(f"n{n}"))["connected"] for n in range(1, nodes + 1)])
-
-            await made.until(connected, what="all nodes connected")
+        names = [f"n{n}" for n in range(1, nodes + 1)]
+        for name in names:
+            await made.join(name)
+            await made.start_node(name)
+        await made.until_connected(*names)
         if replicas:
             await made.apply(replicas)
-            await made.until(lambda: made.ready(replicas), within=60, what=f"{replicas} replicas ready")
+            await made.until(lambda: made.ready(replicas), what=f"{replicas} replicas ready")
         yield made
     finally:
         with trio.CancelScope(shield=True):

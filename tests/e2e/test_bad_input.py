@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import httpx
 import pytest
 import trio
 
@@ -21,7 +20,7 @@ from llmgw.wire.codec import Unknown, control_codec, encode
 from llmgw.wire.control import Goodbye
 from llmgw.wire.facts import NodeId
 from llmgw.wire.stream import Closed
-from tests.e2e.rig import Rig, rig
+from tests.e2e.rig import Rig, patient, rig
 
 pytestmark = pytest.mark.real
 
@@ -32,7 +31,7 @@ def ran(program: str, *args: str, cwd: Path | None = None) -> subprocess.Complet
         command(program, *args),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         cwd=cwd,
         env=environment("none"),
         check=False,
@@ -72,14 +71,14 @@ async def test_whatever_is_sent_to_a_running_fleet_is_refused_in_words_and_it_se
         "replicas",
     )
     # requests to the gateway
-    async with httpx.AsyncClient(base_url=fleet.gateway, timeout=60) as client:
+    async with patient() as client:
         unknown = await fleet.chat(client, model="tinny")
         assert unknown.status_code == 404
         assert unknown.json()["error"]["code"] == "model_not_found"
-        broken = await client.post("/v1/chat/completions", content=b"{not json")
+        broken = await client.post(f"{fleet.gateway}/v1/chat/completions", content=b"{not json")
         assert broken.status_code == 400
         assert broken.json()["error"]["type"] == "invalid_request_error"
-        huge = await client.post("/v1/chat/completions", content=b"x" * (100 << 20))
+        huge = await client.post(f"{fleet.gateway}/v1/chat/completions", content=b"x" * (100 << 20))
         assert huge.status_code == 413
         assert "limit" in huge.json()["error"]["message"]
         # frames to the agents' port, by a node that has joined
@@ -119,7 +118,7 @@ async def last_words(
         from llmgw import tls
 
         context = tls.client_context(known.directory / "ca.pem")
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with dial(where, context) as stream:
             for frame in frames:
                 await stream.send(frame)

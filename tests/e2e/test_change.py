@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,9 +16,15 @@ import trio
 
 from llmgw.demo.processes import call
 from llmgw.tinymodel import write_tiny
-from tests.e2e.rig import MODEL, Rig, rig, traffic
+from tests.e2e.rig import MODEL, Rig, patient, rig, traffic
+from tests.leftovers import alive
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+#: Tokens for which even the tiny model needs seconds, so that its engine can be held before it has come to an end. One
+#: request may have all of the context that it was made for.
+LONG = 3600
+ROOMY = MODEL.replace("context = 2048", "context = 4096").replace('"4"', '"1"')
 
 
 async def ctl(fleet: Rig, *args: str) -> str:
@@ -33,7 +40,7 @@ def write(path: Path, *, replicas: int = 1, more: str = "") -> str:
     source = path.with_name("tiny.gguf")
     if not source.exists():
         write_tiny(source)
-    path.write_text(MODEL.format(name="tiny", replicas=replicas, source=source) + more)
+    path.write_text(ROOMY.format(name="tiny", replicas=replicas, source=source) + more)
     return str(path)
 
 
@@ -44,17 +51,21 @@ async def apply(fleet: Rig, path: Path, *, replicas: int = 1, more: str = "") ->
 @asynccontextmanager
 async def slow_stream(fleet: Rig, engine: psutil.Process) -> AsyncIterator[AsyncIterator[str]]:
     """An answer that has begun and does not end before its engine is resumed."""
-    body = {"model": "tiny", "max_tokens": 480, "stream": True, "ignore_eos": True}
+    body = {"model": "tiny", "max_tokens": LONG, "stream": True, "ignore_eos": True}
     body["messages"] = [{"role": "user", "content": "The node"}]
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
         for _ in range(20):
             async with client.stream("POST", f"{fleet.gateway}/v1/chat/completions", json=body) as answer:
                 lines = answer.aiter_lines()
                 assert (await anext(lines)).startswith("data: ")
                 engine.suspend()
-                # Gateways tell what they have in flight every quarter of a second. An answer may have ended before.
-                await trio.sleep(1)
-                if (await fleet.get("status"))["gateway"]["in_flight"] == 1:
+                # Gateways tell what they have in flight every quarter of a second. An answer may have ended before,
+                # and a plane that stood still meanwhile knows of that only when it is asked again.
+                held = []
+                for _ in range(2):
+                    await trio.sleep(1)
+                    held.append((await fleet.get("status"))["gateway"]["in_flight"])
+                if held == [1, 1]:
                     yield lines
                     return
                 engine.resume()
@@ -64,7 +75,7 @@ async def slow_stream(fleet: Rig, engine: psutil.Process) -> AsyncIterator[Async
 
 
 async def served(fleet: Rig, times: int) -> list[int]:
-    async with httpx.AsyncClient(timeout=10) as client:
+    async with patient() as client:
         return [(await fleet.chat(client)).status_code for _ in range(times)]
 
 
@@ -86,8 +97,8 @@ async def test_a_drain_lets_streams_finish_and_is_over_as_soon_as_they_have(tmp_
 
         await fleet.until(routed, what="the gateways have routes")
         async with slow_stream(fleet, engine) as lines:
-            said = await ctl(fleet, "drain", here, "--within", "2m")
-            assert "may finish requests for 2m" in said
+            said = await ctl(fleet, "drain", here, "--within", "1h")
+            assert "may finish requests for 1h" in said
 
             async def leaves() -> bool:
                 left = (await asked(fleet, "node", here))["leaving"]
@@ -95,7 +106,7 @@ async def test_a_drain_lets_streams_finish_and_is_over_as_soon_as_they_have(tmp_
 
             await fleet.until(leaves, what="its replacement is ready, and the old one finishes")
             (left,) = (await asked(fleet, "node", here))["leaving"]
-            assert left["text"].startswith("gets no new requests; finishes 1 request, for 1m 5")
+            assert re.match(r"gets no new requests; finishes 1 request, for (1h|5\dm)", left["text"]), left["text"]
             assert "gets no new requests" in await ctl(fleet, "node", here)
             assert "draining (1 left)" in await ctl(fleet, "nodes")
             # The gateways send it nothing more: an engine that stands still would not answer.
@@ -105,10 +116,9 @@ async def test_a_drain_lets_streams_finish_and_is_over_as_soon_as_they_have(tmp_
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert len(rest) > 100
-        took = await fleet.until(lambda: drained(fleet, here), within=20, what="the node is drained")
-        assert took < 20
+        await fleet.until(lambda: drained(fleet, here), what="the node is drained")
         assert [event["subject"] for event in await fleet.events("node-drained")] == [f"node:{here}"]
-        assert not engine.is_running()
+        assert not alive(engine.pid)
         (after,) = (await fleet.shards()).values()
         assert (after["node"], after["state"]) == (other, "ready")
         assert (await asked(fleet, "status"))["gateway"]["failed"] == 0
@@ -122,9 +132,9 @@ async def test_a_drain_of_a_followers_node_moves_the_whole_replica_when_its_stre
     async with rig(tmp_path, nodes=3) as fleet:
         source = write_tiny(tmp_path / "tiny.gguf", layers=6)
         path = tmp_path / "models.toml"
-        path.write_text(MODEL.format(name="tiny", replicas=1, source=source) + 'nodes = 2\nnetwork = "tcp"\n')
+        path.write_text(ROOMY.format(name="tiny", replicas=1, source=source) + 'nodes = 2\nnetwork = "tcp"\n')
         await ctl(fleet, "apply", "-f", str(path))
-        await fleet.until(lambda: fleet.ready(1), within=60, what="a replica of two nodes is ready")
+        await fleet.until(lambda: fleet.ready(1), what="a replica of two nodes is ready")
         before = await asked(fleet, "replica", "tiny")
         assert before["waiting"] == []
         leader, follower = (member["shard"] for member in before["members"])
@@ -142,17 +152,17 @@ async def test_a_drain_of_a_followers_node_moves_the_whole_replica_when_its_stre
                 left = (await asked(fleet, "node", follower["node"]))["leaving"]
                 return [(one["want"], one["in_flight"]) for one in left] == [("drain", 1)]
 
-            await fleet.until(leaves, within=60, what="its replacement is ready, and the old one finishes")
+            await fleet.until(leaves, what="its replacement is ready, and the old one finishes")
             assert await served(fleet, 4) == [200] * 4
-            assert all(engine.is_running() for engine in engines)
+            assert all(alive(engine.pid) for engine in engines)
             engines[0].resume()
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
-        await fleet.until(lambda: drained(fleet, follower["node"]), within=30, what="the node is drained")
+        await fleet.until(lambda: drained(fleet, follower["node"]), what="the node is drained")
         await fleet.until(lambda: fleet.ready(1), what="only the replacement is left")
         after = await asked(fleet, "replica", "tiny")
         assert follower["node"] not in after["replica"]["nodes"]
-        assert not any(engine.is_running() for engine in engines)
+        assert not any(alive(engine.pid) for engine in engines)
         stops = [event["text"] for event in await fleet.events("shard-stopping")]
         assert [text.split()[0] for text in stops] == [leader["id"], follower["id"]]
         assert await served(fleet, 2) == [200] * 2
@@ -166,7 +176,7 @@ async def test_past_its_deadline_a_drain_cuts_what_still_streams(tmp_path: Path)
         async with slow_stream(fleet, psutil.Process(before["pid"])) as lines:
             await ctl(fleet, "drain", before["node"], "--within", "1s")
             rest: list[str] = []
-            with suppress(httpx.RemoteProtocolError):
+            with suppress(httpx.RemoteProtocolError, httpx.ReadError):
                 while (line := await anext(lines, None)) is not None:
                     rest.append(line)
         assert "data: [DONE]" not in rest
@@ -214,7 +224,7 @@ async def test_a_change_goes_through_all_replicas_and_no_request_fails(tmp_path:
 
         async with traffic(fleet) as talk:
             await apply(fleet, path, replicas=2, more="ready_within = 60\n")
-            await fleet.until(changed, within=60, what="both replicas have the new profile", every=0.02)
+            await fleet.until(changed, what="both replicas have the new profile", every=0.02)
             good = talk.good
 
             async def more() -> bool:
@@ -241,7 +251,7 @@ async def test_a_profile_that_does_not_start_is_rolled_back_and_touches_nothing_
             replicas = await fleet.replicas()
             return len(replicas) == 3 and any(one["restarts"] >= 2 for one in replicas)
 
-        await fleet.until(failed, within=90, what="a replica of the new profile has failed twice")
+        await fleet.until(failed, what="a replica of the new profile has failed twice")
         (model,) = (await asked(fleet, "models"))["models"]
         assert (model["rollout"], model["ready"]) == ("0 of 2 replicas have revision 2, 1 on the way", 2)
         assert "of revision 2 failed" in model["paused"]

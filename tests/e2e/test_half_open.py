@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 
@@ -48,21 +47,19 @@ async def test_both_ends_notice_that_packets_vanish_and_the_stream_comes_back(tm
         return bool((await fleet.node("n1"))["connected"])
 
     async def given_up() -> bool:
-        plane = "no answer to a ping for 10 s" in fleet.log("plane") or "nothing was heard" in fleet.log("plane")
-        node = "answers no ping within 10 s" in fleet.log("n1") or "nothing was heard" in fleet.log("n1")
-        return not await connected() and plane and node
+        plane, node = fleet.log("plane", 400), fleet.log("n1", 400)
+        told = "no answer to a ping for 10 s" in plane or "nothing was heard" in plane
+        return told and ("answers no ping within 10 s" in node or "nothing was heard" in node) and not await connected()
 
     with wire() as link:
         try:
             await start(fleet, link)
             await fleet.until(connected, what="the node is connected")
             link.cut()
-            began = time.monotonic()
-            await fleet.until(given_up, within=30, what="both ends have given the stream up")
-            assert time.monotonic() - began < 25, "one period until the ping, one for its answer, and some slack"
+            # One period until the ping, one for its answer; TCP itself would try for a quarter of an hour.
+            await fleet.until(given_up, what="both ends have given the stream up")
             link.mend()
-            # A dial that was under way in the dark takes up to 15 s, and the pause before the next one grows.
-            await fleet.until(connected, within=45, what="the node is back")
+            await fleet.until(connected, what="the node is back")
         finally:
             with trio.CancelScope(shield=True):
                 await fleet.down()

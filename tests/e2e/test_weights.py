@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import trio
 from llmgw.demo.processes import call, leftovers, start, stop
 from llmgw.node.weights.peers import Peers
 from llmgw.tinymodel import write_tiny
-from tests.e2e.rig import QUICK, Rig, rig
+from tests.e2e.rig import Rig, patient, rig
 from tests.node.weights.hubserver import Hub, served
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 SOURCE = "hf://org/tiny"
+#: Bytes of the model after which the hub lets it come to a halt: more than an agent writes at once, less than all.
+HALFWAY = 3 << 19
 MODEL = """
 [[models]]
 name = "tiny"
@@ -44,7 +47,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 async def fleet(tmp_path: Path, hub: Hub) -> AsyncIterator[Rig]:
-    async with rig(tmp_path, 1, settings=QUICK) as made:
+    async with rig(tmp_path, 1) as made:
         yield made
 
 
@@ -77,7 +80,8 @@ async def progress(fleet: Rig) -> dict[str, Any] | None:
 
 
 async def test_a_model_from_a_hub_is_served_kept_and_removed_when_nothing_needs_it(fleet: Rig, hub: Hub) -> None:
-    hub.piece, hub.pause = 32 << 10, 0.06  # longer than a busy machine takes for a command
+    # How far a fetch is gets told twice a second at the most: what comes before the halt takes longer.
+    hub.trickle, hub.pause = HALFWAY, 0.1
     await want(fleet, 1)
     seen: list[dict[str, Any]] = []
 
@@ -91,9 +95,10 @@ async def test_a_model_from_a_hub_is_served_kept_and_removed_when_nothing_needs_
     assert seen[0]["what"] == "weights"
     assert 0 < seen[0]["done"] <= seen[0]["total"] == total
     assert "fetching weights" in await words(fleet, "replicas")
+    hub.trickle, hub.pause = None, 0.0
 
     await fleet.until(lambda: fleet.ready(1), what="served from the hub")
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with patient() as client:
         answer = await fleet.chat(client)
     assert answer.json()["choices"]
 
@@ -129,19 +134,22 @@ async def test_a_model_from_a_hub_is_served_kept_and_removed_when_nothing_needs_
 
 
 async def test_an_agent_killed_midway_goes_on_where_it_was(fleet: Rig, hub: Hub) -> None:
-    hub.piece, hub.pause = 32 << 10, 0.05
+    hub.trickle = HALFWAY
     await want(fleet, 1)
 
     async def far() -> bool:
-        found = await progress(fleet)
-        return found is not None and found["done"] > 1 << 20
+        await trio.lowlevel.checkpoint()
+        partials = (fleet.root / "n1" / "weights").glob("**/*.partial")
+        with suppress(FileNotFoundError):  # a small file is whole already
+            return any(path.stat().st_size >= 1 << 20 for path in partials)
+        return False
 
     await fleet.until(far, what="half of it fetched")
     await fleet.kill(fleet.nodes["n1"])
     hub.asked.clear()
-    hub.pause = 0.0
+    hub.trickle = None
     await fleet.start_node("n1")
-    await fleet.until(lambda: fleet.ready(1), within=60, what="served after the kill")
+    await fleet.until(lambda: fleet.ready(1), what="served after the kill")
     ranges = [part for path, part in hub.bodies if path.endswith(".gguf")]
     assert ranges
     assert all(int(part.removeprefix("bytes=").partition("-")[0]) >= 1 << 20 for part in ranges)
@@ -149,11 +157,11 @@ async def test_an_agent_killed_midway_goes_on_where_it_was(fleet: Rig, hub: Hub)
 
 
 async def test_stopping_a_shard_ends_its_fetch(fleet: Rig, hub: Hub) -> None:
-    hub.piece, hub.pause = 8 << 10, 0.05
+    hub.piece, hub.pause = 8 << 10, 0.25
     await want(fleet, 1)
 
     async def begun() -> bool:
-        return bool(hub.bodies)
+        return hub.sent > 4 * hub.piece
 
     await fleet.until(begun, what="the fetch began")
     await want(fleet, 0)
@@ -165,7 +173,7 @@ async def test_stopping_a_shard_ends_its_fetch(fleet: Rig, hub: Hub) -> None:
     (weights,) = await held(fleet)
     assert not weights["complete"]
     sent = hub.sent
-    await trio.sleep(0.5)
+    await trio.sleep(2)  # in which eight pieces would have come
     assert hub.sent - sent <= 2 * hub.piece
 
 
@@ -214,17 +222,13 @@ async def test_a_second_node_has_them_from_the_first(fleet: Rig, hub: Hub) -> No
         second = fleet.root / "n2" / "node.toml"
         second.write_text(f'weights_peers = ["127.0.0.1:{port}"]\n' + second.read_text())
         await fleet.start_node("n2")
-
-        async def connected() -> bool:
-            return bool((await fleet.node("n2"))["connected"])
-
-        await fleet.until(connected, what="the second is there")
+        await fleet.until_connected("n2")
         hub.asked.clear()
         await words(fleet, "fetch", SOURCE, "n2")
         await fleet.until(lambda: there("n2"), what="the second has them")
         assert hub.bodies == []
     finally:
-        await stop(share)
+        await stop(share, within=30)
     assert share.returncode == 0
 
 
@@ -247,7 +251,14 @@ async def three_that_share(fleet: Rig) -> None:
 
 
 def sharers(fleet: Rig) -> list[int]:
-    return [pid for pid in leftovers(fleet.mark) if b"weights.share" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in leftovers(fleet.mark):
+        try:
+            if b"weights.share" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue  # it has ended
+    return found
 
 
 async def caches(fleet: Rig) -> dict[str, dict[str, Any]]:
@@ -256,26 +267,26 @@ async def caches(fleet: Rig) -> dict[str, dict[str, Any]]:
 
 async def test_three_nodes_that_want_a_model_have_it_from_outside_once(fleet: Rig, hub: Hub) -> None:
     await three_that_share(fleet)
-    hub.piece, hub.pause = 64 << 10, 0.15
+    hub.trickle = HALFWAY
     await want(fleet, 3)
-    seen: set[str] = set()
 
-    async def ready() -> bool:
-        seen.update(s["progress"]["what"] for s in (await fleet.shards()).values() if s["progress"])
-        return await fleet.ready(3)
+    async def waits() -> bool:
+        said = [s["progress"]["what"] for s in (await fleet.shards()).values() if s["progress"]]
+        return any(words.startswith("weights, until n") for words in said)
 
-    await fleet.until(ready, within=90, what="three replicas")
+    await fleet.until(waits, what="one waits until another has them")
+    hub.trickle = None
+    await fleet.until(lambda: fleet.ready(3), what="three replicas")
     assert sum(path.endswith(".gguf") for path, _ in hub.bodies) == 1
     held = await caches(fleet)
     assert len(held) == 3
     assert sorted(bool(weights["came_from"]) for weights in held.values()) == [False, True, True]
-    assert any(words.startswith("weights, until n") for words in seen)
     assert "FROM" in await words(fleet, "weights")
 
 
 async def test_a_fetcher_that_is_killed_midway_holds_up_neither_of_the_others(fleet: Rig, hub: Hub) -> None:
     await three_that_share(fleet)
-    hub.piece, hub.pause = 32 << 10, 0.05
+    hub.trickle = HALFWAY
     await words(fleet, "fetch", SOURCE)
 
     async def far() -> bool:
@@ -283,16 +294,20 @@ async def test_a_fetcher_that_is_killed_midway_holds_up_neither_of_the_others(fl
 
     await fleet.until(far, what="half of it fetched")
     await fleet.kill(fleet.nodes["n1"])
-    hub.pause = 0.0
+    hub.trickle = None
 
     async def there() -> bool:
         held = await caches(fleet)
         return all(held.get(name, {}).get("complete") for name in ("n2", "n3"))
 
-    await fleet.until(there, within=60, what="the others have it")
+    await fleet.until(there, what="the others have it")
     assert sum(path.endswith(".gguf") for path, _ in hub.bodies) == 2
     assert (await caches(fleet))["n3"]["came_from"] == "n2"
-    assert len(sharers(fleet)) == 2  # what the killed agent kept has ended with it
+
+    async def two() -> bool:
+        return len(sharers(fleet)) == 2
+
+    await fleet.until(two, what="what the killed agent kept has ended with it")
 
 
 async def test_a_branch_that_moved_is_fetched_anew_when_asked_for_and_said_to_differ_until_then(
@@ -300,7 +315,7 @@ async def test_a_branch_that_moved_is_fetched_anew_when_asked_for_and_said_to_di
 ) -> None:
     await three_that_share(fleet)
     await want(fleet, 1)
-    await fleet.until(lambda: fleet.ready(1), within=60, what="served")
+    await fleet.until(lambda: fleet.ready(1), what="served")
     old = hub.move("b" * 40, {"README.md": b"# tiny, a newer one"})
     (serving,) = await caches(fleet)
     other = "n2" if serving == "n1" else "n1"
@@ -315,7 +330,8 @@ async def test_a_branch_that_moved_is_fetched_anew_when_asked_for_and_said_to_di
 
     async def fresh(*names: str) -> bool:
         now = await caches(fleet)
-        return all(now[name]["revision"] == "b" * 40 and now[name]["complete"] for name in names)
+        held = [now.get(name, {}) for name in names]
+        return all(weights.get("revision") == "b" * 40 and weights.get("complete") for weights in held)
 
     await fleet.until(lambda: fresh(serving), what="the newer commit")
     answer = await ctl(fleet, "weights")
@@ -352,5 +368,5 @@ async def test_a_revoked_node_gets_weights_from_nobody(fleet: Rig, hub: Hub) -> 
     async def refused() -> bool:
         return await answer("n3") is None
 
-    await fleet.until(refused, within=15, what="the first has heard of it")
+    await fleet.until(refused, what="the first has heard of it")
     assert await answer("n2") == 200

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from llmgw.demo.processes import call
 from tests.e2e.rig import MODEL, SOON_LOST, Rig, rig
+from tests.leftovers import end
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -54,7 +53,7 @@ async def test_a_drain_does_what_was_foretold(tmp_path: Path) -> None:
         async def over() -> bool:
             return await runs(fleet) == places(answer) and len(await fleet.replicas()) == 2
 
-        await fleet.until(over, within=90, what=f"the replicas are {places(answer)}")
+        await fleet.until(over, what=f"the replicas are {places(answer)}")
 
 
 async def test_a_lost_node_and_an_applied_file_do_what_was_foretold(tmp_path: Path) -> None:
@@ -73,14 +72,13 @@ async def test_a_lost_node_and_an_applied_file_do_what_was_foretold(tmp_path: Pa
         async def applied() -> bool:
             return await runs(fleet) == places(answer) and len(await fleet.replicas()) == 2
 
-        await fleet.until(applied, within=90, what=f"the replicas are {places(answer)}")
+        await fleet.until(applied, what=f"the replicas are {places(answer)}")
         answer = await foretold(fleet, "lose", "n1")
         pids = [shard["pid"] for shard in (await fleet.shards()).values() if shard["node"] == "n1"]
         await fleet.kill(fleet.nodes["n1"])
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        end(pids)
 
         async def lost() -> bool:
             return await runs(fleet) == places(answer)
 
-        await fleet.until(lost, within=60, what=f"the replicas are {places(answer)}")
+        await fleet.until(lost, what=f"the replicas are {places(answer)}")
