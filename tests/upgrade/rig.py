@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmgw.demo.processes import command
-from tests.e2e.rig import Rig
+from tests.e2e.rig import WITHIN, Rig
 from tests.ports import free_ports
 from tests.upgrade.releases import PRESENT, Release
 
@@ -50,7 +50,7 @@ class Mixed(Rig):
             row = await self.node(name)
             return bool(row["connected"]) and version in ("", row["version"])
 
-        await self.until(there, within=30, what=f"{name} is connected {version and 'by ' + version}")
+        await self.until(there, what=f"{name} is connected {version and 'by ' + version}")
 
     async def stop_node(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         await self.kill(self.nodes[name], number)
@@ -67,7 +67,7 @@ class Mixed(Rig):
         """Run a command to its end, with its words and status."""
         self.speaks = release
         argv = command(program, *words)
-        return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=WITHIN, check=False)
 
     async def post(self, path: str, body: Any = None) -> Any:
         answer = await self.api.post(path, json=body)
@@ -87,7 +87,7 @@ async def mixed(root: Path, plane: Release, agents: Sequence[Release], *, replic
             await made.node_of(f"n{n}", release)
         if replicas:
             await made.apply(replicas)
-            await made.until(lambda: made.ready(replicas), within=60, what=f"{replicas} replicas ready")
+            await made.until(lambda: made.ready(replicas), what=f"{replicas} replicas ready")
         yield made
     finally:
         with trio.CancelScope(shield=True):
