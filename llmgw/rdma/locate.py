@@ -18,6 +18,8 @@ import attrs
 
 #: The parts that traffic from the first node to the second passes, in order.
 Path = Callable[[str, str], Sequence[str]]
+#: A step in the search that gains less is none: sums of floats differ by as much.
+_LEAST = 1e-6
 
 
 @attrs.frozen
@@ -112,29 +114,56 @@ def gather(results: Sequence[Result], path: Path = ends, noise: Noise | None = N
 def faults(evidence: Evidence) -> tuple[tuple[str, ...], ...]:
     """The likeliest smallest set of faults: for each, the parts that explain the results equally well, best first.
 
-    Greedy with second thoughts: after each new fault the earlier ones are weighed again without what it explains,
-    and dropped when nothing is left that only they explain.
+    Greedy with second thoughts: a fault gives way to a part that explains more beside the others, and is dropped when
+    nothing is left that only it explains. Each step makes all results likelier, so there is an end.
     """
     chosen: list[str] = []
-    while len(chosen) < 64:
-        explained = _explained(evidence, chosen)
-        slow = {p for at, w in enumerate(evidence.weights) if w > 0 and at not in explained for p in evidence.paths[at]}
-        best = max(sorted(slow), key=lambda part: evidence.gain(part, explained), default=None)
-        if best is None or evidence.gain(best, explained) <= 0:
-            break
-        chosen.append(best)
-        for other in chosen[:-1]:
-            if evidence.gain(other, _explained(evidence, [c for c in chosen if c != other])) <= 0:
-                chosen.remove(other)
+    while _grown(evidence, chosen) or _exchanged(evidence, chosen):
+        pass
     groups = []
     for part in chosen:
-        explained = _explained(evidence, [c for c in chosen if c != part])
-        top = evidence.gain(part, explained)
-        rivals = {p for at in evidence.by_part[part] if evidence.weights[at] > 0 for p in evidence.paths[at]}
-        close = [p for p in rivals if p not in chosen or p == part]
-        close = [p for p in close if evidence.gain(p, explained) >= top - evidence.floor]
-        groups.append(tuple(sorted(close, key=lambda p: (-evidence.gain(p, explained), p))))
+        gains = _rivals(evidence, chosen, part)
+        close = [p for p, gain in gains.items() if gain >= gains[part] - evidence.floor]
+        groups.append(tuple(sorted(close, key=lambda p: (p != part, -gains[p], p))))
     return tuple(groups)
+
+
+def _grown(evidence: Evidence, chosen: list[str]) -> bool:
+    """One fault more, where that explains enough of what none explains yet."""
+    explained = _explained(evidence, chosen)
+    slow = {p for at, w in enumerate(evidence.weights) if w > 0 and at not in explained for p in evidence.paths[at]}
+    best = max(sorted(slow), key=lambda part: evidence.gain(part, explained), default=None)
+    if best is None or evidence.gain(best, explained) < _LEAST or len(chosen) == 64:
+        return False
+    chosen.append(best)
+    _thin(evidence, chosen, best)
+    return True
+
+
+def _exchanged(evidence: Evidence, chosen: list[str]) -> bool:
+    """One fault replaced by a part of its slow paths that explains more beside the other faults."""
+    for at, part in enumerate(chosen):
+        gains = _rivals(evidence, chosen, part)
+        best = max(sorted(gains), key=lambda p: gains[p])
+        if gains[best] > gains[part] + _LEAST:
+            chosen[at] = best
+            _thin(evidence, chosen, best)
+            return True
+    return False
+
+
+def _thin(evidence: Evidence, chosen: list[str], newest: str) -> None:
+    """Drop the faults of which the newest one leaves too little."""
+    for part in [part for part in chosen if part != newest]:
+        if evidence.gain(part, _explained(evidence, [other for other in chosen if other != part])) <= 0:
+            chosen.remove(part)
+
+
+def _rivals(evidence: Evidence, chosen: Sequence[str], part: str) -> dict[str, float]:
+    """What a fault gains beside the others, and what the other parts of its slow paths would in its place."""
+    explained = _explained(evidence, [other for other in chosen if other != part])
+    passed = {p for at in evidence.by_part[part] if evidence.weights[at] > 0 for p in evidence.paths[at]}
+    return {p: evidence.gain(p, explained) for p in passed if p == part or p not in chosen}
 
 
 def _explained(evidence: Evidence, parts: Iterable[str]) -> set[int]:

@@ -121,6 +121,14 @@ def test_a_slower_result_never_speaks_less_for_a_fault(x: float, y: float) -> No
     assert noise.weight(1.0) < 0 < noise.weight(0.6)
 
 
+def test_every_suspect_explains_something_that_no_other_does() -> None:
+    """Beside c and e, a would explain as much as d does; but in d's place it would leave nothing to e."""
+    shares = {("a", "b"): 1.5, ("a", "c"): 0.75, ("a", "d"): 0.0, ("a", "e"): 0.5, ("b", "d"): 1.5, ("c", "d"): 0.0}
+    found = locate([Result(a, b, share) for (a, b), share in shares.items()], parts="abcdef")
+    assert [suspect.parts for suspect in found.suspects] == [("d", "a"), ("e",), ("c",)]
+    assert all(suspect.slow and suspect.weight > 0 for suspect in found.suspects)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef"), st.floats(0, 1.5)), max_size=12))
 def test_any_results_give_a_finding_and_a_round(rows: list[tuple[str, str, float]]) -> None:
     given_rows = [Result(*row) for row in rows if row[0] != row[1]]
