@@ -16,7 +16,7 @@ from llmgw.node.host import Meter, boot_id, host
 from llmgw.node.imex import imex, own_addresses
 from llmgw.node.kernel import KernelEvent, so_far
 from llmgw.node.nvml.probe import Probe
-from llmgw.node.ports import Ports, PortView
+from llmgw.node.ports import Ports
 from llmgw.node.problems.memory import Facts, Symptom, recalled
 from llmgw.node.problems.verdict import now_wrong
 from llmgw.node.settings import NodeSettings
@@ -75,13 +75,13 @@ async def examined(settings: NodeSettings, *, probe: Callable[[], Probe] | None 
         nursery.start_soon(part, "imex", partial(_imex, view))
     log = found.get("kernel")
     machine = found.get("host")
-    gpus, ports, domain = found.get("gpus"), found.get("ports"), found.get("imex")
+    gpus, domain = found.get("gpus"), found.get("imex")
     facts = Facts(
         host=machine if isinstance(machine, Host) else Host(boot_id=boot_id(view)),
         load=Meter(view).host(),
         gpus=gpus if isinstance(gpus, GpuView) else GpuView(),
         # Which GPUs are near is known only now that both were looked at.
-        ports=attrs.evolve(ports, ports=adapters.facts()) if isinstance(ports, PortView) else PortView(),
+        ports=adapters.so_far(),
         imex=domain if isinstance(domain, Imex) else None,
         events=tuple(each for each in log if isinstance(each, KernelEvent)) if isinstance(log, tuple) else (),
         host_stalled=time.monotonic() - WITHIN if "host" in missed else None,
@@ -98,14 +98,14 @@ async def examined(settings: NodeSettings, *, probe: Callable[[], Probe] | None 
     )
 
 
-async def _ports(adapters: Ports) -> PortView:
-    """All adapters; a slow one has until shortly before the time is up, and however many hang, the others are seen."""
-    with trio.move_on_after(WITHIN - 0.5) as scope:
+async def _ports(adapters: Ports) -> None:
+    """Look at all adapters; a slow one has until shortly before the time is up, and however many hang, the others are
+    seen."""
+    with trio.move_on_after(WITHIN - 0.5):
         await adapters.look()
         while adapters.view.value.silent:
             await trio.sleep(0.25)
             await adapters.look()
-    return adapters.so_far() if scope.cancelled_caught else adapters.view.value
 
 
 async def _threaded(look: Callable[[], T]) -> T:

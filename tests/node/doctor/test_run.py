@@ -18,6 +18,7 @@ from llmgw.node.doctor import patient as patients
 from llmgw.node.doctor.check import FAIL, PASS, SKIPPED, WARN, Check, ok
 from llmgw.node.doctor.patient import Patient
 from llmgw.node.doctor.run import all_checks, chosen, doctor, exit_status, findings
+from llmgw.node.ports import Ports
 from llmgw.node.problems.memory import Facts
 from llmgw.node.settings import NodeSettings
 from llmgw.wire.control import DoctorReply, Finding
@@ -156,6 +157,21 @@ async def test_adapters_that_do_not_answer_are_named_and_the_others_are_examined
         assert state.text == f"8 of 8 ports are active; not known of {names[0]}: see rdma.adapters"
     else:
         assert (state.outcome, state.text) == (SKIPPED, "the RDMA adapters do not answer: see rdma.adapters")
+
+
+async def test_adapters_that_a_frozen_process_has_not_read_are_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def frozen(_: Ports) -> None:
+        time.sleep(1.1)  # noqa: ASYNC251 - that is it
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr("llmgw.node.doctor.patient.WITHIN", 1.0)
+    monkeypatch.setattr(Ports, "_read", frozen)
+    machine(tmp_path)
+    found = by_check(await examine(tmp_path, Driver(tmp_path, "gpus 8"), ["rdma"]))
+    assert {finding.outcome for finding in found["rdma.adapters"]} == {FAIL}
+    assert found["rdma.state"][0].text == "the RDMA adapters do not answer: see rdma.adapters"
 
 
 async def test_a_driver_of_another_version_is_named(tmp_path: Path) -> None:
