@@ -16,6 +16,7 @@ import structlog.testing
 import trio
 from click.testing import CliRunner, Result
 
+from llmgw.ctl import client
 from llmgw.ctl.main import ctl
 from llmgw.pki import make_key, make_request
 from llmgw.wire.facts import NodeId
@@ -36,6 +37,12 @@ def _quiet_plane() -> Iterator[None]:
     """The plane runs in the process whose output the commands' is taken from: it logs elsewhere."""
     with structlog.testing.capture_logs():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plane and command are one process here, which the machine may let wait."""
+    monkeypatch.setattr(client, "CONNECT_WITHIN", 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from quart_trio import QuartTrio
 
 from llmgw.aside import here
+from llmgw.ctl import client
 from llmgw.ctl.main import ctl
 from llmgw.errors import AgentGone
 from llmgw.plane.admin import app as app_module
@@ -77,6 +78,7 @@ async def serving(
         return real(admin)
 
     monkeypatch.setattr(serve, "app", app)
+    monkeypatch.setattr(client, "CONNECT_WITHIN", 60.0)  # plane and command are one process, which may have to wait
     for name in list(os.environ):
         if name.startswith("LLMGW_"):
             monkeypatch.delenv(name)
