@@ -165,9 +165,10 @@ def guests(*, mtu: int = 4300, speed: int = 25_000) -> Iterator[tuple[Guest, Gue
     Not async, so that all tests of a session can have the same two.
     """
     made = image()
+    ports = free_ports(2)
     # A short path: names of UNIX sockets have 108 bytes.
     home = Path(tempfile.mkdtemp(prefix="roce-", dir="/tmp"))
-    a, b = (Guest(name, number, free_ports(1)[0], home / name) for name, number in (("a", 11), ("b", 12)))
+    a, b = (Guest(*who, port, home / who[0]) for who, port in zip((("a", 11), ("b", 12)), ports, strict=True))
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for guest, other in ((a, b), (b, a)):
