@@ -51,7 +51,7 @@ class Machine:
         path = f"{self.root / 'tools'}:{os.environ['PATH']}"
         return subprocess.run(
             ["bash", "-c", f'set -euo pipefail\nsource "{self.root}/scripts/env.sh"\n{script}'],
-            env={"PATH": path, "HOME": str(self.root), **env}, capture_output=True, text=True, check=False, timeout=60,
+            env={"PATH": path, "HOME": str(self.root), **env}, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_an_environment_that_cannot_be_made_ends_it(machine: Machine) -> None:
 
 
 def test_two_at_once_make_one_environment(machine: Machine) -> None:
-    done = machine.run("ensure_venv dev & ensure_venv dev & wait %1 && wait %2")
+    done = machine.run("ensure_venv dev & one=$!\nensure_venv dev & two=$!\nwait $one\nwait $two")
     assert done.returncode == 0, done.stderr
     assert machine.calls.count("venv") == 1
     assert len(machine.calls) == 3, "pip, for itself and for the rest"
