@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llmgw.errors import Unavailable
 from llmgw.wire.facts import ShardId
-
-#: Numbers in a row that a purpose takes from its first one on. vLLM counts up from VLLM_PORT; SGLang with DP attention
-#: uses dist-init, the six after it and, over several nodes, the thirteenth (server_args.py, PortArgs).
-SPANS: Mapping[str, int] = {"internal+": 8, "dist+": 16}
+from llmgw.wire.spans import span, spanned
 
 
 def width(purposes: Sequence[str]) -> int:
     """How many numbers in a row these purposes take."""
-    return sum(SPANS.get(purpose, 1) for purpose in purposes)
+    return sum(map(span, purposes))
 
 
 def laid_out(first: int, purposes: Sequence[str]) -> dict[str, int]:
@@ -30,14 +27,8 @@ def laid_out(first: int, purposes: Sequence[str]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for purpose in purposes:
         numbers[purpose] = first
-        first += SPANS.get(purpose, 1)
+        first += span(purpose)
     return numbers
-
-
-def spanned(numbers: Mapping[str, int]) -> Iterator[int]:
-    """Every number that a shard with these may use."""
-    for purpose, first in numbers.items():
-        yield from range(first, first + SPANS.get(purpose, 1))
 
 
 def choose(

@@ -10,10 +10,11 @@ from llmgw.plane.checks import Need, pick, took
 from llmgw.plane.groups import Way
 from llmgw.plane.network import End, ends, environment
 from llmgw.plane.reach import Reach
-from llmgw.plane.reserve import purposes, reserve, spanned
+from llmgw.plane.reserve import purposes, reserve
 from llmgw.plane.rooms import Room
 from llmgw.plane.world import Node, Shard
 from llmgw.wire.facts import NodeId, ShardId
+from llmgw.wire.spans import spanned
 
 
 @attrs.frozen

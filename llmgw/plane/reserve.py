@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
+from llmgw.wire.spans import span
+
 #: What agents that do not say their range have: the default of `engine_ports` in node.toml.
 RANGE = (20000, 29999)
-#: Numbers in a row that a purpose takes from its first one on, as the nodes have it: SGLang with DP attention listens
-#: on dist-init, the six numbers after it and, over several nodes, the thirteenth (server_args.py, PortArgs).
-SPANS: Mapping[str, int] = {"dist+": 16}
 
 #: Who listens where, by engine: what rank 0 is given, and what every other rank is. vLLM's TCP store (`--master-port`),
 #: SGLang's (`--dist-init-addr`), and one llama.cpp RPC server for each follower, never shared.
@@ -25,12 +24,6 @@ FOLLOWER: Mapping[str, tuple[str, ...]] = {"llamacpp": ("rpc",)}
 def purposes(engine: str, rank: int) -> tuple[str, ...]:
     """What a member's reserved numbers are for."""
     return (FOLLOWER if rank else LEADER).get(engine, ())
-
-
-def spanned(numbers: Mapping[str, int]) -> Iterator[int]:
-    """Every number that a member with these may use."""
-    for purpose, first in numbers.items():
-        yield from range(first, first + SPANS.get(purpose, 1))
 
 
 def reserve(
@@ -48,11 +41,11 @@ def reserve(
     taken = set(held)
     found: dict[str, int] = {}
     for name in names:
-        number = _next(range(first, end + 1), SPANS.get(name, 1), taken, (last or {}).get(name))
+        number = _next(range(first, end + 1), span(name), taken, (last or {}).get(name))
         if number is None:
             return None
         found[name] = number
-        taken.update(range(number, number + SPANS.get(name, 1)))
+        taken.update(range(number, number + span(name)))
     return found
 
 

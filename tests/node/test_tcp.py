@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.errors import Unavailable
-from llmgw.node.tcp import Ports, choose, is_free, spanned, width
+from llmgw.node.tcp import Ports, choose, is_free, width
 from llmgw.wire.facts import ShardId
+from llmgw.wire.spans import spanned
 from tests.ports import free_ports
 
 PURPOSES = ("http", "master", "internal+")

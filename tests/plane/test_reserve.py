@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.node import tcp
-from llmgw.plane import reserve as reserving
-from llmgw.plane.reserve import RANGE, purposes, reserve, spanned
+from llmgw.plane.reserve import RANGE, purposes, reserve
+from llmgw.wire.spans import spanned
 
 
 def test_each_engine_has_its_purposes_by_rank() -> None:
@@ -33,9 +33,9 @@ def test_the_next_attempt_goes_on_below_the_last_and_then_from_the_top() -> None
 
 
 def test_a_block_is_as_wide_as_the_nodes_have_it() -> None:
-    assert reserving.SPANS.items() <= tcp.SPANS.items()
     assert set(spanned({"dist+": 21000, "rpc": 5})) == {*range(21000, 21016), 5}
-    assert set(tcp.spanned({"dist+": 21000, "rpc": 5})) == set(spanned({"dist+": 21000, "rpc": 5}))
+    assert tcp.width(("dist+", "rpc")) == 17
+    assert reserve(("rpc", "dist+"), (21000, 21016), ()) == {"rpc": 21016, "dist+": 21000}
 
 
 NUMBERS = st.integers(100, 140)
