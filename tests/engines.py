@@ -4,8 +4,6 @@ supervise them.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +27,7 @@ from llmgw.tinymodel import write_tiny
 from llmgw.wire.agent import Register, ShardStatus
 from llmgw.wire.control import StartShard
 from llmgw.wire.facts import Cpu, Host, ModelName, NodeId, ReplicaId, Resources, ShardId, ShardSpec, ShardState
+from tests.leftovers import end
 from tests.ports import of_an_agent
 
 FACTS = Register(node=NodeId("here"), version="1", host=Host(cpu=Cpu(threads=4), memory_bytes=64 << 30))
@@ -154,13 +153,4 @@ async def running(shards: Shards) -> AsyncIterator[Watching]:
                 yield Watching(shards, told)
                 nursery.cancel_scope.cancel()
     finally:
-        kill_all(shards)
-
-
-def kill_all(shards: Shards) -> None:
-    for pids in shards.pids().values():
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        end(pid for pids in shards.pids().values() for pid in pids)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from llmgw.node import processes
 from llmgw.node.engines.environment import STATE
-from tests.engines import until
 
 
 def alive(pid: int) -> bool:
@@ -32,11 +31,6 @@ def marked(state: Path) -> set[int]:
     """
     everyone = processes.everyone()
     return {pid for pid in processes.carrying(STATE, str(state), everyone) if everyone[pid].alive}
-
-
-async def emptied(group: int) -> None:
-    """Wait until every process of the group is dead; all were killed already."""
-    await until(lambda: not alive_in(group))
 
 
 def end(pids: Iterable[int]) -> None:

@@ -58,7 +58,7 @@ def free_ports(wanted: int) -> list[int]:
 
 def of_an_agent(number: int = 0) -> range:
     """What an agent in this process may choose from."""
-    return _block()[500:][100 * number : 100 * (number + 1)]
+    return _block()[500:1000][100 * number : 100 * (number + 1)]
 
 
 def of_a_fleet() -> range:

@@ -12,7 +12,7 @@ import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import trio
 
 from llmgw.demo.processes import call, environment, leftovers, start, stop
 from llmgw.tinymodel import write_tiny
-from tests.leftovers import end
+from tests.leftovers import alive, end
 from tests.ports import free_ports, of_a_fleet
 
 #: Silence is noticed sooner here; everything else is as it is shipped, or nearly. A process that a busy machine lets
@@ -182,6 +182,10 @@ class Rig:
         states = [replica["state"] for replica in await self.replicas()]
         return states == ["ready"] * count
 
+    async def adopted(self, count: int) -> bool:
+        """The same, and has each engine been taken over from the agent before?"""
+        return await self.ready(count) and all(shard["adopted"] for shard in (await self.shards()).values())
+
     async def shards(self) -> dict[str, dict[str, Any]]:
         return {shard["id"]: shard for replica in await self.replicas() for shard in replica["shards"]}
 
@@ -194,16 +198,19 @@ class Rig:
 
     def engines(self) -> list[int]:
         """Pids of the engines of this rig: servers, and the members that serve them."""
-        found = []
+        return sorted(
+            pid for pid, words in self.commands().items() if words[0].endswith((b"llama-server", b"rpc-server"))
+        )
+
+    def commands(self) -> dict[int, list[bytes]]:
+        """The command line of each living process of this rig."""
+        found = {}
         for pid in leftovers(self.mark):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if command.split(b"\0")[0].endswith((b"llama-server", b"rpc-server")) and state != "Z":
-                found.append(pid)
-        return sorted(found)
+            with suppress(OSError):  # it has ended
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if alive(pid):
+                    found[pid] = words
+        return found
 
     def log(self, name: str, lines: int = 40) -> str:
         return "\n".join((self.root / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
@@ -254,9 +261,9 @@ class Rig:
                 await trio.sleep(0.02)
 
 
-def patient() -> httpx.AsyncClient:
+def patient(within: float = WITHIN) -> httpx.AsyncClient:
     """A client of the gateway. No proxy of this machine's environment stands between them."""
-    return httpx.AsyncClient(timeout=WITHIN, trust_env=False)
+    return httpx.AsyncClient(timeout=within, trust_env=False)
 
 
 @attrs.define
@@ -280,6 +287,11 @@ class Traffic:
                 else:
                     self.failures.append(f"{answer.status_code}: {answer.text[:200]}")
                 await trio.sleep(0.02)
+
+    async def reached(self, count: int) -> bool:
+        """Were so many chats answered well?"""
+        await trio.lowlevel.checkpoint()
+        return self.good >= count
 
 
 @asynccontextmanager

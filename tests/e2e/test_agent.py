@@ -29,12 +29,7 @@ async def test_an_agent_that_is_stopped_leaves_its_engine_serving_and_the_next_a
             assert fleet.nodes["n1"].returncode == 0
             assert fleet.engines() == [before["pid"]]
             await fleet.start_node("n1")
-
-            async def adopted() -> bool:
-                shards = (await fleet.shards()).values()
-                return await fleet.ready(1) and all(shard["adopted"] for shard in shards)
-
-            await fleet.until(adopted, what="the next agent adopts it")
+            await fleet.until(lambda: fleet.adopted(1), what="the next agent adopts it")
         (after,) = (await fleet.shards()).values()
         assert (after["pid"], after["generation"]) == (before["pid"], before["generation"])
         assert fleet.engines() == [before["pid"]]

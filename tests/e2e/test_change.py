@@ -53,7 +53,7 @@ async def slow_stream(fleet: Rig, engine: psutil.Process) -> AsyncIterator[Async
     """An answer that has begun and does not end before its engine is resumed."""
     body = {"model": "tiny", "max_tokens": LONG, "stream": True, "ignore_eos": True}
     body["messages"] = [{"role": "user", "content": "The node"}]
-    async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+    async with patient(300) as client:
         for _ in range(20):
             async with client.stream("POST", f"{fleet.gateway}/v1/chat/completions", json=body) as answer:
                 lines = answer.aiter_lines()
@@ -226,11 +226,7 @@ async def test_a_change_goes_through_all_replicas_and_no_request_fails(tmp_path:
             await apply(fleet, path, replicas=2, more="ready_within = 60\n")
             await fleet.until(changed, what="both replicas have the new profile", every=0.02)
             good = talk.good
-
-            async def more() -> bool:
-                return talk.good >= good + 10
-
-            await fleet.until(more, what="requests go on")
+            await fleet.until(lambda: talk.reached(good + 10), what="requests go on")
             await ctl(fleet, "scale", "tiny", "1")
             await fleet.until(lambda: fleet.ready(1), what="one is left")
         assert talk.failures == []

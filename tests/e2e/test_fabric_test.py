@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 
-from llmgw.demo.processes import command, leftovers
+from llmgw.demo.processes import command
 from tests.e2e.rig import Rig, rig
 from tests.fakes import perftest
 from tests.fakes.sysfs import Machine
@@ -55,16 +55,7 @@ async def fleet(root: Path, nodes: int = 2) -> AsyncIterator[Rig]:
 
 def programs(made: Rig) -> list[int]:
     """Processes of ib_write_bw that this rig runs now."""
-    found = []
-    for pid in leftovers(made.mark):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z" and any(word.endswith(b"ib_write_bw") for word in words):
-            found.append(pid)
-    return found
+    return [pid for pid, words in made.commands().items() if any(word.endswith(b"ib_write_bw") for word in words)]
 
 
 def ctl(made: Rig, *args: str) -> list[str]:

@@ -139,11 +139,7 @@ async def test_agents_and_planes_may_die_under_it(tmp_path: Path) -> None:
                 await fleet.start_node(name)
             await fleet.until(lambda: fleet.ready(1), what="it is adopted")
             good = talk.good
-
-            async def more() -> bool:
-                return talk.good >= good + 20
-
-            await fleet.until(more, what="requests go on")
+            await fleet.until(lambda: talk.reached(good + 20), what="requests go on")
             await trio.sleep(2)
         assert talk.failures == []
         after = await fleet.shards()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.e2e.rig import SOON_LOST, Rig, Traffic, patient, rig, traffic
+from tests.e2e.rig import SOON_LOST, Rig, patient, rig, traffic
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -23,9 +23,9 @@ async def test_an_agents_death_touches_no_engine_and_no_request(tmp_path: Path) 
             await fleet.kill(fleet.nodes["n1"])
             await fleet.until(lambda: _stage(fleet, "n1", "unreachable"), what="the silence is noticed")
             good = talk.good
-            await fleet.until(lambda: _more(talk, good + 10), what="requests go on meanwhile")
+            await fleet.until(lambda: talk.reached(good + 10), what="requests go on meanwhile")
             await fleet.start_node("n1")
-            await fleet.until(lambda: _adopted(fleet), what="the replica is adopted")
+            await fleet.until(lambda: fleet.adopted(1), what="the replica is adopted")
             await trio.sleep(1)
         (after,) = (await fleet.shards()).values()
         assert (after["pid"], after["generation"], after["restarts"]) == (before["pid"], before["generation"], 0)
@@ -41,11 +41,11 @@ async def test_the_planes_death_touches_no_engine_and_gateways_relay_on(tmp_path
         async with patient() as client:
             await fleet.until(lambda: fleet.chats(client), what="the gateways have routes")
         async with traffic(fleet) as talk:
-            await fleet.until(lambda: _more(talk, 10), what="requests are answered")
+            await fleet.until(lambda: talk.reached(10), what="requests are answered")
             assert fleet.plane is not None
             await fleet.kill(fleet.plane)
             good = talk.good
-            await fleet.until(lambda: _more(talk, good + 20), what="requests go on without a plane")
+            await fleet.until(lambda: talk.reached(good + 20), what="requests go on without a plane")
             await fleet.start_plane()
             await fleet.until(lambda: fleet.ready(2), what="everything is adopted")
             await fleet.until(lambda: _settled(fleet), what="what is missing would be placed now")
@@ -63,7 +63,7 @@ async def test_an_engines_death_is_told_at_once_and_mended_without_help(tmp_path
         before = await fleet.shards()
         victim = sorted(before.values(), key=lambda shard: str(shard["id"]))[0]
         async with traffic(fleet) as talk:
-            await fleet.until(lambda: _more(talk, 5), what="requests are answered")
+            await fleet.until(lambda: talk.reached(5), what="requests are answered")
             os.kill(victim["pid"], signal.SIGKILL)
             # Whoever only asks an engine how it is would need three vain questions, and five seconds for each.
             await fleet.until(lambda: _failed(fleet, victim["id"]), within=10, what="the failure is told", every=0.02)
@@ -108,10 +108,6 @@ async def _stage(fleet: Rig, name: str, stage: str) -> bool:
     return bool((await fleet.node(name))["stage"] == stage)
 
 
-async def _adopted(fleet: Rig) -> bool:
-    return await fleet.ready(1) and all(shard["adopted"] for shard in (await fleet.shards()).values())
-
-
 async def _settled(fleet: Rig) -> bool:
     return bool(await fleet.events("settled"))
 
@@ -129,8 +125,3 @@ async def _on(fleet: Rig, shard: str, node: str) -> bool:
 async def _engines(fleet: Rig, pids: list[int]) -> bool:
     await trio.lowlevel.checkpoint()
     return fleet.engines() == pids
-
-
-async def _more(talk: Traffic, count: int) -> bool:
-    await trio.lowlevel.checkpoint()
-    return talk.good >= count

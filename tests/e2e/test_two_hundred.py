@@ -147,7 +147,7 @@ async def test_two_hundred_agents_come_back_after_the_planes_death_without_locks
         firsts = [agent.backoff.pauses[0] for agent in agents]
         spread = Counter(int(pause / 0.1) for _, pause in firsts)
         assert max(pause for _, pause in firsts) - min(pause for _, pause in firsts) > 0.8
-        assert max(spread.values()) < AGENTS / 3
+        assert max(spread.values()) < AGENTS / 4
         assert all(agent.tried[0] >= since + pause for agent, (since, pause) in zip(agents, firsts, strict=True))
         assert not await fleet.events("node-lost")
 
@@ -156,11 +156,8 @@ async def test_a_third_of_the_fleet_silent_at_once_freezes_losses(tmp_path: Path
     async with rig(tmp_path, nodes=0, settings=SOON_LOST) as fleet:
         agents = await made(fleet, 12)
 
-        async def stages() -> Counter[str]:
-            return Counter(row["stage"] for row in (await fleet.get("nodes"))["nodes"])
-
         async def are(**wanted: int) -> bool:
-            return await stages() == Counter(wanted)
+            return Counter(row["stage"] for row in (await fleet.get("nodes"))["nodes"]) == Counter(wanted)
 
         async with trio.open_nursery() as nursery:
             url = f"wss://127.0.0.1:{fleet.agents}"

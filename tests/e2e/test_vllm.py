@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from llmgw.demo.processes import call, leftovers
-from tests.e2e.rig import Rig, rig
+from tests.e2e.rig import Rig, patient, rig
+from tests.leftovers import end
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.vllm]
 
@@ -92,7 +92,7 @@ async def served(fleet: Rig, generation: int) -> list[dict[str, Any]]:
 
     took = await fleet.until(up, within=READY, every=0.5, what=f"both members are ready at generation {generation}")
     began = time.monotonic()
-    async with httpx.AsyncClient(timeout=120) as client:
+    async with patient(120) as client:
         answer = await fleet.chat(client)
     assert answer.status_code == 200, answer.text
     text = answer.json()["choices"][0]["message"]["content"]
@@ -118,8 +118,7 @@ async def test_a_replica_over_two_nodes_serves_begins_again_as_one_and_leaves_no
     # while that it is well.
     follower = fleet.nodes[str(second[1]["node"])]
     follower.send_signal(signal.SIGSTOP)
-    for pid in engines(fleet, str(second[1]["id"])):
-        os.kill(pid, signal.SIGKILL)
+    end(engines(fleet, str(second[1]["id"])))
 
     async def told() -> bool:
         failure = (await members(fleet))[0]["last_failure"]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from llmgw.demo.processes import call, leftovers, start, stop
+from llmgw.demo.processes import call, start, stop
 from llmgw.node.weights.peers import Peers
 from llmgw.tinymodel import write_tiny
 from tests.e2e.rig import Rig, patient, rig
@@ -251,14 +251,7 @@ async def three_that_share(fleet: Rig) -> None:
 
 
 def sharers(fleet: Rig) -> list[int]:
-    found = []
-    for pid in leftovers(fleet.mark):
-        try:
-            if b"weights.share" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue  # it has ended
-    return found
+    return [pid for pid, words in fleet.commands().items() if any(b"weights.share" in word for word in words)]
 
 
 async def caches(fleet: Rig) -> dict[str, dict[str, Any]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,8 @@ from llmgw.rdma.netdiscover import parse
 from llmgw.wire.agent import Listening, Working
 from llmgw.wire.control import ManagersRequest, RoutesRequest, ScanReply, ScanRequest
 from llmgw.wire.facts import Port
+from tests.engines import until
+from tests.leftovers import alive
 from tests.rigs.ib.fixture import needs_tools, site
 
 pytestmark = needs_tools
@@ -229,25 +229,9 @@ async def test_a_cancelled_scan_leaves_no_process_of_its_tool_running(tmp_path: 
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scanner.scan, ScanRequest(device="mlx5_0"), say)
-            await come_true(pids.exists)
+            await until(pids.exists)
             scope.cancel()
-    for pid in pids.read_text().split():
-        await come_true(partial(ended, int(pid)))
-
-
-async def come_true(so: Callable[[], bool]) -> None:
-    """Processes and files give no event to wait for."""
-    with trio.fail_after(20):
-        while not so():  # noqa: ASYNC110
-            await trio.sleep(0.02)
-
-
-def ended(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+    await until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
 
 
 async def test_two_scans_of_one_node_run_at_once_and_a_third_waits(tmp_path: Path) -> None:
@@ -258,7 +242,7 @@ async def test_two_scans_of_one_node_run_at_once_and_a_third_waits(tmp_path: Pat
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(scanner.scan, ScanRequest(device="mlx5_0"), say)
-        await come_true(lambda: len(list(started.iterdir())) >= 2)
+        await until(lambda: len(list(started.iterdir())) >= 2)
         await trio.testing.wait_all_tasks_blocked(0.2)
         assert len(list(started.iterdir())) == 2
         nursery.cancel_scope.cancel()

@@ -26,7 +26,7 @@ from llmgw.rdma.command import limits
 from llmgw.wire.agent import Listening, Working
 from llmgw.wire.control import Bandwidth, BandwidthClient, BandwidthServe, PerftestRequest
 from tests.engines import until
-from tests.leftovers import emptied
+from tests.leftovers import alive_in
 from tests.ports import free_ports
 from tests.rdma.recorded import sides
 
@@ -137,7 +137,7 @@ async def test_withdrawing_a_side_ends_its_processes_at_once(fake: Fake, tmp_pat
             nursery.start_soon(Perftest().serve, request, lambda word: listening.set())
             await listening.wait()
             nursery.cancel_scope.cancel()
-    await emptied(int(group.read_text()))
+    await until(lambda: not alive_in(int(group.read_text())))
 
 
 async def test_a_side_that_hangs_is_ended_by_its_limit(fake: Fake, tmp_path: Path, mock_clock: MockClock) -> None:

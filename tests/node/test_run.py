@@ -12,7 +12,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from llmgw.node.run import Kept, NotStarted, Ran, run
-from tests.leftovers import alive_in, emptied
+from tests.engines import until
+from tests.leftovers import alive_in
 
 pytestmark = pytest.mark.real
 
@@ -53,7 +54,7 @@ async def test_the_limit_ends_the_whole_group_and_keeps_what_was_said(
     assert ran.cut_short
     assert ran.stdout == "begun\n"
     assert 300 <= ran.seconds < 400
-    await emptied(number)
+    await until(lambda: not alive_in(number))
 
 
 async def test_cancelling_kills_the_whole_group_at_once(tmp_path: Path, group: Callable[[], Awaitable[int]]) -> None:
@@ -65,14 +66,14 @@ async def test_cancelling_kills_the_whole_group_at_once(tmp_path: Path, group: C
             number = await group()
             assert len(alive_in(number)) >= 2
             nursery.cancel_scope.cancel()
-    await emptied(number)
+    await until(lambda: not alive_in(number))
 
 
 async def test_what_a_program_left_behind_in_its_group_is_ended_and_does_not_hold_the_pipes() -> None:
     with trio.fail_after(60):
         ran = await run(["sh", "-c", "sleep 600 & echo $$"], limit=600)
     assert ran.exit_code == 0
-    await emptied(int(ran.stdout))
+    await until(lambda: not alive_in(int(ran.stdout)))
 
 
 async def test_a_program_that_is_missing_is_an_error_with_its_name() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from llmgw.node import tools
 from llmgw.node.tools import run
@@ -48,6 +48,7 @@ async def test_a_tool_that_takes_too_long_is_ended_and_what_it_printed_is_kept(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bounded)
         await until(hangs.exists)
+        await wait_all_tasks_blocked(0.1)  # the limit counts
         mock_clock.jump(300)
     (ran,) = found
     assert (ran.timed_out, ran.out) == (True, "first\n")

@@ -29,7 +29,7 @@ async def test_an_agent_that_is_upgraded_and_taken_back_adopts_its_engines(tmp_p
             for release, number in ((PRESENT, signal.SIGTERM), (previous(), signal.SIGKILL), (PRESENT, signal.SIGKILL)):
                 await fleet.stop_node("n1", number)
                 await fleet.node_of("n1", release)
-                await fleet.until(lambda: adopted(fleet), what=f"{release.version} adopts what runs")
+                await fleet.until(lambda: fleet.adopted(2), what=f"{release.version} adopts what runs")
                 assert await fleet.serving() == before
                 assert fleet.engines() == engines
         assert talk.failures == []
@@ -41,10 +41,6 @@ async def test_an_agent_that_is_upgraded_and_taken_back_adopts_its_engines(tmp_p
         await fleet.apply(2)
         await fleet.until(lambda: fleet.ready(2), what="two again")
         assert len(fleet.engines()) == 2
-
-
-async def adopted(fleet: Mixed) -> bool:
-    return await fleet.ready(2) and all(shard["adopted"] for shard in (await fleet.shards()).values())
 
 
 async def running(fleet: Mixed, count: int) -> bool:

@@ -81,7 +81,6 @@ class Cache:
         patience: Patience | None = None,
         base: str | None = None,
         peers: Peers | None = None,
-        remembered: float = REMEMBERED,
     ) -> None:
         """`in_use` names the sources of this node's shards; `reserve` bytes of the disk are never taken."""
         self._root = root.absolute()
@@ -91,7 +90,6 @@ class Cache:
         self._patience = patience or Patience()
         self._base = base
         self._peers = peers
-        self._remembered = remembered
         self._whence: dict[str, Whence] = {}
         self._facts: dict[str, Weights] = {}
         #: When the last fetch of a source failed; none of those that have succeeded since.
@@ -295,7 +293,7 @@ class Cache:
             self._facts.pop(source, None)
 
     def _past(self) -> list[str]:
-        oldest = time.monotonic() - self._remembered
+        oldest = time.monotonic() - REMEMBERED
         return [source for source, at in self._failed.items() if at < oldest]
 
     def _forget(self, sources: Collection[str]) -> None:

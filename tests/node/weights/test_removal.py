@@ -204,13 +204,15 @@ async def test_a_fetch_that_failed_is_told_with_its_age_and_forgotten_on_request
         assert (await told(made), made.weights) == ({}, ())
 
 
-async def test_a_fetch_that_failed_long_ago_is_told_no_more(tmp_path: Path, hub: Hub) -> None:
+async def test_a_fetch_that_failed_long_ago_is_told_no_more(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Cache(tmp_path, base=hub.url, patience=PATIENT)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.run)
         await made.looked.wait()
         await failing(made)
-        made._remembered = 0.0
+        monkeypatch.setattr("llmgw.node.weights.cache.REMEMBERED", 0.0)
         assert (await told(made), made.weights) == ({}, ())
         nursery.cancel_scope.cancel()
 

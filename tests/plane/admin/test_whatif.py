@@ -111,11 +111,13 @@ async def test_the_planes_loop_goes_on_while_a_thousand_nodes_are_thought_throug
 
     async with served(tmp_path, here) as rig, rig.client() as http, trio.open_nursery() as nursery:
         gc.disable()  # a collection of all that the tests have made would hold up both
-        nursery.start_soon(watch)
-        began = process_time()
-        answer = await http.post("/api/v1/what-if", json={"kind": "lose", "name": victim})
-        took = process_time() - began
-        gc.enable()
+        try:
+            nursery.start_soon(watch)
+            began = process_time()
+            answer = await http.post("/api/v1/what-if", json={"kind": "lose", "name": victim})
+            took = process_time() - began
+        finally:
+            gc.enable()
         nursery.cancel_scope.cancel()
     assert answer.status_code == 200, answer.text
     assert answer.json()["complete"]
